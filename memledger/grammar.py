@@ -1,0 +1,233 @@
+"""Rules: what each program's lines look like, as data.
+
+A rule file (`parsers/*.toml`, or a user's own through `--rules`) names one framework and holds rules: an id, literal
+anchors, a pattern, typed fields with their units, what the line means, and sample lines with the values expected of
+them. A rule file is data only: it can name no code.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from memledger.units import UNIT_BYTES, Amount, parse_amount
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Kind = Literal["ledger", "capacity", "config", "usage", "failure", "marker", "not_memory"]
+Value = str | int | float | bool | Amount | tuple[Any, ...] | None
+
+MATCH_TIMEOUT_SECONDS: Final = 1.0
+"""No single pattern may run longer on one line; a line that does is reported as not understood."""
+
+PREFIX_FILE: Final = "prefixes.toml"
+_SIZE_UNITS: Final = {"bytes": "B", "byte": "B", "b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
+
+
+class GrammarError(ValueError):
+    """A rule file that cannot be used; the message names the file, the rule and what is wrong."""
+
+
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line as printed and the values that its rule must read from it (printed numbers, not converted to bytes)."""
+
+    line: str
+    expect: dict[str, Any] = {}
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One recognised wording.
+
+    `anchor` (or `anchors`): literals, at least one of which is in every such line (the pre-filter looks for them).
+    `pattern`: matched at the start of the message, after every prefix is taken off; named groups are the fields.
+    `fields`: group name to type: `count`, `float`, `percent`, `text`, `flag`, `size` (number with its unit in the
+    text, as torch prints it), or a unit of `memledger.units` (`GiB`, `GiB.2`, `MiB`, `B`, `GB10` ...). A type followed
+    by `*` collects every repetition of the group into a tuple.
+    """
+
+    id: str
+    pattern: str
+    means: str
+    kind: Kind = "ledger"
+    anchor: str | None = None
+    anchors: tuple[str, ...] = ()
+    fields: dict[str, str] = {}
+    versions: str = ""
+    sample: tuple[Sample, ...] = ()
+    framework: str = ""
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """All anchors of the rule."""
+        return (self.anchor, *self.anchors) if self.anchor is not None else self.anchors
+
+    @property
+    def full_id(self) -> str:
+        """`sglang.kv_pool`: unique over all rule files."""
+        return f"{self.framework}.{self.id}"
+
+
+class RuleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One TOML file: the framework whose lines it describes (`any`: lines of torch, the kernel ...) and its rules."""
+
+    framework: str
+    rule: tuple[Rule, ...] = ()
+    about: str = ""
+
+
+class RuleSet:
+    """All rules in force, in order of trust: files in name order, user files first, rules in file order."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules: tuple[Rule, ...] = tuple(rules)
+        seen: set[str] = set()
+        for rule in self.rules:
+            if rule.full_id in seen:
+                raise GrammarError(f"rule {rule.full_id} is defined twice")
+            seen.add(rule.full_id)
+        self.by_anchor: dict[str, tuple[Rule, ...]] = {}
+        for rule in self.rules:
+            for literal in rule.literals:
+                self.by_anchor[literal] = (*self.by_anchor.get(literal, ()), rule)
+        self.order: dict[str, int] = {rule.full_id: i for i, rule in enumerate(self.rules)}
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Every distinct literal, for the pre-filter."""
+        return tuple(self.by_anchor)
+
+
+def compile_pattern(pattern: str) -> Any:
+    """The compiled pattern (cached). Compiled on first use: most logs meet a few dozen of all rules."""
+    return _compile(pattern)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compile(pattern: str) -> Any:
+    import regex
+
+    return regex.compile(pattern, regex.VERSION0)
+
+
+def match_rule(rule: Rule, message: str) -> dict[str, Value] | None:
+    """The typed fields of `message` under `rule`; None where its pattern does not match at the start.
+
+    Raises:
+        TimeoutError: the pattern ran longer than `MATCH_TIMEOUT_SECONDS`.
+    """
+    found = compile_pattern(rule.pattern).match(message, timeout=MATCH_TIMEOUT_SECONDS)
+    if found is None:
+        return None
+    fields: dict[str, Value] = {}
+    for name, kind in rule.fields.items():
+        if kind.endswith("*"):
+            fields[name] = tuple(convert(text, kind[:-1]) for text in found.captures(name))
+        elif (text := found.group(name)) is not None:
+            fields[name] = convert(text, kind)
+    return fields
+
+
+def convert(text: str, kind: str) -> Value:
+    """The typed value of one printed field; None where it stands for "not available"."""
+    if kind == "text":
+        return text
+    if kind == "count":
+        return int(text.replace(",", "").replace("_", ""))
+    if kind == "float":
+        return float(text.replace(",", ""))
+    if kind == "percent":
+        return float(text) / 100
+    if kind == "flag":
+        return text.lower() in {"true", "yes", "on", "1"}
+    if kind == "size":
+        return _convert_size(text)
+    return parse_amount(text, kind)
+
+
+def _convert_size(text: str) -> Amount | None:
+    number, _, word = text.strip().partition(" ")
+    unit = _SIZE_UNITS.get(word.strip().lower())
+    return parse_amount(number, unit) if unit else None
+
+
+def field_type_problem(kind: str) -> str | None:
+    """What is wrong with a field's type; None when it is one of ours."""
+    base = kind.removesuffix("*")
+    unit, _, decimals = base.partition(".")
+    if base in {"text", "count", "float", "percent", "flag", "size"} or (unit in UNIT_BYTES and (not decimals or decimals.isdigit())):
+        return None
+    return f"unknown field type {kind!r}"
+
+
+def parsers_folder() -> Path:
+    """The folder of the bundled rule files: inside the installed package, or beside it in a checkout.
+
+    Raises:
+        GrammarError: neither place has them (a broken installation).
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (package / "parsers", package.parent / "parsers"):
+        if (folder / PREFIX_FILE).is_file():
+            return folder
+    raise GrammarError(f"the rule files are missing: neither {package / 'parsers'} nor {package.parent / 'parsers'} has {PREFIX_FILE}; reinstall memledger")
+
+
+def read_rule_file(path: Path) -> RuleFile:
+    """One rule file, checked.
+
+    Raises:
+        GrammarError: not readable, not TOML, or a rule that cannot work.
+    """
+    try:
+        with path.open("rb") as stream:
+            raw = tomllib.load(stream)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise GrammarError(f"{path}: {error}") from error
+    try:
+        parsed = msgspec.convert(raw, RuleFile)
+    except msgspec.ValidationError as error:
+        raise GrammarError(f"{path}: {error}") from error
+    rules = tuple(msgspec.structs.replace(rule, framework=parsed.framework) for rule in parsed.rule)
+    for rule in rules:
+        if not rule.literals or any(len(literal) < 3 for literal in rule.literals):
+            raise GrammarError(f"{path}: rule {rule.id}: every rule needs an anchor of at least 3 characters")
+        for name, kind in rule.fields.items():
+            if problem := field_type_problem(kind):
+                raise GrammarError(f"{path}: rule {rule.id}: field {name}: {problem}")
+    return msgspec.structs.replace(parsed, rule=rules)
+
+
+def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
+    """The bundled rules, with a user's own files before them.
+
+    Raises:
+        GrammarError: see `read_rule_file`.
+    """
+    bundled = sorted(p for p in parsers_folder().glob("*.toml") if p.name != PREFIX_FILE)
+    return RuleSet(rule for path in (*extra, *bundled) for rule in read_rule_file(path).rule)
+
+
+def expectation_matches(expected: Any, got: Value, kind: str) -> bool:
+    """Whether a sample's printed expectation equals the value read (in the field's own unit)."""
+    if kind.endswith("*"):
+        if not isinstance(expected, list) or not isinstance(got, tuple) or len(expected) != len(got):
+            return False
+        return all(expectation_matches(e, g, kind[:-1]) for e, g in zip(expected, got, strict=True))
+    if isinstance(got, Amount):
+        wanted = _convert_size(str(expected)) if kind == "size" else parse_amount(str(expected), kind)
+        return wanted is not None and wanted.bytes == got.bytes
+    if kind == "percent" and isinstance(got, float):
+        return abs(got * 100 - float(expected)) < 1e-9
+    if isinstance(got, float):
+        return abs(got - float(expected)) < 1e-12
+    return bool(expected == got)
+
+
