@@ -162,7 +162,9 @@ def field_type_problem(kind: str) -> str | None:
     """What is wrong with a field's type; None when it is one of ours."""
     base = kind.removesuffix("*")
     unit, _, decimals = base.partition(".")
-    if base in {"text", "count", "float", "percent", "flag", "size"} or (unit in UNIT_BYTES and (not decimals or decimals.isdigit())):
+    if base in {"text", "count", "float", "percent", "flag", "size"} or (
+        unit in UNIT_BYTES and (not decimals or decimals.isdigit())
+    ):
         return None
     return f"unknown field type {kind!r}"
 
@@ -177,7 +179,9 @@ def parsers_folder() -> Path:
     for folder in (package / "parsers", package.parent / "parsers"):
         if (folder / PREFIX_FILE).is_file():
             return folder
-    raise GrammarError(f"the rule files are missing: neither {package / 'parsers'} nor {package.parent / 'parsers'} has {PREFIX_FILE}; reinstall memledger")
+    raise GrammarError(
+        f"the rule files are missing: neither {package / 'parsers'} nor {package.parent / 'parsers'} has {PREFIX_FILE}; reinstall memledger"
+    )
 
 
 def read_rule_file(path: Path) -> RuleFile:
@@ -229,5 +233,3 @@ def expectation_matches(expected: Any, got: Value, kind: str) -> bool:
     if isinstance(got, float):
         return abs(got - float(expected)) < 1e-12
     return bool(expected == got)
-
-

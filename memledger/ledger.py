@@ -358,7 +358,10 @@ def account_total(entries: Iterable[Entry], prefix: str) -> Amount | None:
 
 
 def build_stages(
-    opening: Reading, readings: Sequence[Reading], entries: Iterable[Entry], candidates: dict[str, tuple[str, ...]] | None = None
+    opening: Reading,
+    readings: Sequence[Reading],
+    entries: Iterable[Entry],
+    candidates: dict[str, tuple[str, ...]] | None = None,
 ) -> tuple[Stage, ...]:
     """The chain of stages from the opening balance to the last reading.
 
@@ -434,5 +437,3 @@ def close(
 def gib(size: int) -> float:
     """Bytes in GiB (2**30 bytes), for showing."""
     return size / GIB
-
-
