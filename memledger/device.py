@@ -1,0 +1,64 @@
+"""Closing a log's ledger against the card: `--gpu-total` where the log does not print the device's total."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from memledger.ledger import Basis, Gpu, Rank, Server, Stage, StageResidual, close, entry
+from memledger.units import Amount
+
+OPTION: Final = "--gpu-total"
+
+
+def with_device_total(server: Server, total: Amount, basis: Basis, label: str | None = None) -> Server:
+    """The server with every rank's ledger opened at the device's total instead of at its first reading.
+
+    The part of the card that was taken before the first free-memory reading becomes `in_use_at_start` (context,
+    communication, other processes: a log cannot tell them apart). A rank whose log prints a total of its own keeps it.
+
+    Args:
+        server: a server from a log.
+        total: the device's total as CUDA reports it, bytes.
+        basis: `derived` for a size the user gave, `assumed` for one looked up by a card's name.
+        label: the card's name, where one was given.
+    """
+    ranks, notes = [], list(server.notes)
+    for rank in server.ranks:
+        changed, note = _rebase(rank, total, basis, label)
+        ranks.append(changed)
+        if note is not None and note not in notes:
+            notes.append(note)
+    return msgspec.structs.replace(server, ranks=tuple(ranks), notes=tuple(notes))
+
+
+def _rebase(rank: Rank, total: Amount, basis: Basis, label: str | None) -> tuple[Rank, str | None]:
+    if rank.gpu.total_bytes is not None:
+        return rank, f"{OPTION} is not used for a rank whose log prints the device's total"
+    if rank.gpu.kind == "cpu":
+        return rank, f"{OPTION} is not used: the server runs on a CPU"
+    gpu: Gpu = msgspec.structs.replace(rank.gpu, total_bytes=total.bytes, name=rank.gpu.name or label)
+    opening = rank.residual.opening_bytes
+    if rank.residual.base != "first_reading" or opening is None or not rank.stages:
+        if not rank.entries:
+            return msgspec.structs.replace(rank, gpu=gpu), None
+        reason = rank.residual.reason or "no free-memory reading in the log"
+        residual = close("device", total, rank.entries, open_reason=reason)
+        return msgspec.structs.replace(rank, gpu=gpu, residual=residual), None
+    taken = total - Amount(opening)
+    if taken.bytes < -taken.tolerance:
+        return rank, f"{OPTION} is smaller than the first free-memory reading of {rank.label}: not used"
+    row = entry("in_use_at_start", taken, basis, stage="init", source=OPTION)
+    entries = (row, *rank.entries)
+    first = rank.stages[0]
+    start = StageResidual(0, total.tolerance)
+    if first.name == "init":
+        widened = StageResidual(first.residual.bytes, first.residual.tolerance_bytes + total.tolerance)
+        stages = (msgspec.structs.replace(first, free_before_bytes=total.bytes, residual=widened), *rank.stages[1:])
+    else:
+        stages = (Stage("init", total.bytes, opening, start), *rank.stages)
+    reason = rank.residual.reason if rank.residual.verdict == "open" else None
+    unified = bool(rank.gpu.unified_memory)
+    residual = close("device", total, entries, open_reason=reason, unified_memory=unified)
+    return msgspec.structs.replace(rank, gpu=gpu, entries=entries, stages=stages, residual=residual), None

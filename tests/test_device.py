@@ -1,0 +1,55 @@
+"""A card's total turns the opening balance from the first reading into the whole device, and nothing else changes."""
+
+from memledger.device import with_device_total
+from memledger.ledger import Gpu, Rank, Reading, Server, build_stages, close, entry
+from memledger.units import GIB, Amount
+
+
+def rank(**changes):
+    entries = (
+        entry("weights/model", Amount(28 * GIB), "logged", stage="weights"),
+        entry("free", Amount(50 * GIB), "logged", stage="final"),
+    )
+    opening = Amount(79 * GIB)
+    stages = build_stages(Reading("init", opening), [Reading("weights", Amount(50 * GIB))], entries)
+    return Rank(tp=0, entries=entries, stages=stages, residual=close("first_reading", opening, entries), **changes)
+
+
+def test_what_was_taken_before_the_first_reading_becomes_an_entry():
+    server = with_device_total(Server("sglang", ranks=(rank(),)), Amount(80 * GIB), "derived")
+    (got,) = server.ranks
+    assert got.entries[0].account == "in_use_at_start"
+    assert got.entries[0].bytes == 1 * GIB
+    assert got.entries[0].basis == "derived"
+    assert got.residual.base == "device"
+    assert got.residual.opening_bytes == 80 * GIB
+    assert got.residual.bytes == rank().residual.bytes
+    assert got.stages[0].name == "init"
+    assert sum(s.residual.bytes for s in got.stages) == got.residual.bytes
+
+
+def test_a_card_looked_up_by_name_brings_its_tolerance():
+    server = with_device_total(Server("sglang", ranks=(rank(),)), Amount(80 * GIB, GIB), "assumed", "H100 80GB")
+    assert server.ranks[0].entries[0].tolerance_bytes == GIB
+    assert server.ranks[0].gpu.name == "H100 80GB"
+    assert server.ranks[0].residual.tolerance_bytes == rank().residual.tolerance_bytes + GIB
+
+
+def test_a_total_printed_in_the_log_wins():
+    logged = rank(gpu=Gpu(total_bytes=81 * GIB))
+    server = with_device_total(Server("vllm", ranks=(logged,)), Amount(80 * GIB), "derived")
+    assert server.ranks == (logged,)
+    assert "prints the device's total" in server.notes[0]
+
+
+def test_a_total_below_the_first_reading_is_refused_not_clamped():
+    server = with_device_total(Server("sglang", ranks=(rank(),)), Amount(24 * GIB), "derived")
+    assert server.ranks == (rank(),)
+    assert "smaller than the first free-memory reading" in server.notes[0]
+
+
+def test_an_open_ledger_stays_open():
+    bare = Rank(tp=0, entries=(entry("weights/model", Amount(28 * GIB), "logged"),))
+    (got,) = with_device_total(Server("vllm", ranks=(bare,)), Amount(80 * GIB), "derived").ranks
+    assert (got.residual.verdict, got.residual.bytes) == ("open", 52 * GIB)
+    assert got.gpu.total_bytes == 80 * GIB
