@@ -52,13 +52,13 @@ def _rebase(rank: Rank, total: Amount, basis: Basis, label: str | None) -> tuple
     row = entry("in_use_at_start", taken, basis, stage="init", source=OPTION)
     entries = (row, *rank.entries)
     first = rank.stages[0]
-    start = StageResidual(0, total.tolerance)
     if first.name == "init":
-        widened = StageResidual(first.residual.bytes, first.residual.tolerance_bytes + total.tolerance)
-        stages = (msgspec.structs.replace(first, free_before_bytes=total.bytes, residual=widened), *rank.stages[1:])
+        stages = (msgspec.structs.replace(first, free_before_bytes=total.bytes), *rank.stages[1:])
     else:
-        stages = (Stage("init", total.bytes, opening, start), *rank.stages)
-    reason = rank.residual.reason if rank.residual.verdict == "open" else None
+        stages = (Stage("init", total.bytes, opening, StageResidual(0, 0)), *rank.stages)
+    why_open = rank.residual.reason if rank.residual.verdict == "open" else None
+    # The total is in the opening and in `in_use_at_start`: its uncertainty cancels and is not the residual's.
+    cancelled = [msgspec.structs.replace(row, tolerance_bytes=0), *rank.entries]
     unified = bool(rank.gpu.unified_memory)
-    residual = close("device", total, entries, open_reason=reason, unified_memory=unified)
+    residual = close("device", Amount(total.bytes), cancelled, open_reason=why_open, unified_memory=unified)
     return msgspec.structs.replace(rank, gpu=gpu, entries=entries, stages=stages, residual=residual), None

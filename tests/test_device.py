@@ -32,7 +32,8 @@ def test_a_card_looked_up_by_name_brings_its_tolerance():
     server = with_device_total(Server("sglang", ranks=(rank(),)), Amount(80 * GIB, GIB), "assumed", "H100 80GB")
     assert server.ranks[0].entries[0].tolerance_bytes == GIB
     assert server.ranks[0].gpu.name == "H100 80GB"
-    assert server.ranks[0].residual.tolerance_bytes == rank().residual.tolerance_bytes + GIB
+    # The total stands in the opening and in the entry: it cancels.
+    assert server.ranks[0].residual.tolerance_bytes == rank().residual.tolerance_bytes
 
 
 def test_a_total_printed_in_the_log_wins():
