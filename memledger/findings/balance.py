@@ -1,0 +1,103 @@
+"""ML301 to ML303: what the balance of a rank says when it does not close, and what was in use before it began."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memledger import words as n
+from memledger.ledger import Evidence, Finding, Rank, Server, Severity, Stage, Verdict, account_total
+from memledger.units import GIB
+
+CONTEXT_BYTES: Final = GIB
+"""Room for what a worker itself holds before its first reading: a CUDA context (0.4 to 0.6 GiB), library handles and
+communication set-up. An estimate, used only to decide whether the rest is worth a word."""
+IN_USE_LIMIT: Final = 2 * GIB
+
+STAGE_WORDS: Final = {
+    "init": "before the weights",
+    "weights": "while weights were loaded",
+    "draft_weights": "while the draft was loaded",
+    "pools": "while the pools were allocated",
+    "draft_pools": "while the draft's pool was allocated",
+    "warmup": "between the pools and graph capture",
+    "graphs": "during graph capture",
+    "final": "after graph capture",
+}
+
+
+def unexplained(server: Server) -> Finding | None:
+    """ML301: memory that no line names, beyond what closes; speaks of the worst rank."""
+    ranks = _with_verdict(server, "unexplained")
+    if not ranks:
+        return None
+    rank = max(ranks, key=lambda r: r.residual.bytes or 0)
+    size = rank.residual.bytes or 0
+    text = f"{n.gib_about(size)} {_share(rank, size)}{_where(server, rank)} is held by nothing that the log names"
+    stage = _stage(rank, 1)
+    if stage is not None:
+        text += f"; {n.gib_about(stage.residual.bytes)} of it went {STAGE_WORDS[stage.name]}"
+        if stage.candidates:
+            text += f" (candidates: {', '.join(stage.candidates)})"
+    return Finding("ML301", "memory without an owner", _severity(rank, size), size, text + ".", _readings(rank))
+
+
+def over_counted(server: Server) -> Finding | None:
+    """ML302: the entries hold more than free memory fell; speaks of the worst rank."""
+    ranks = _with_verdict(server, "over_counted")
+    if not ranks:
+        return None
+    rank = min(ranks, key=lambda r: r.residual.bytes or 0)
+    size = -(rank.residual.bytes or 0)
+    text = f"The lines name {n.gib_about(size)} {_share(rank, size)} more than free memory fell{_where(server, rank)}"
+    stage = _stage(rank, -1)
+    if stage is not None:
+        text += f", {n.gib_about(-stage.residual.bytes)} of it {STAGE_WORDS[stage.name]}"
+    text += ": memory was given back, or another process released some"
+    if rank.gpu.unified_memory:
+        text += " (on unified memory the page cache shrinks as well)"
+    return Finding("ML302", "more counted than memory fell", "note", -size, text + ".", _readings(rank))
+
+
+def in_use_at_start(server: Server) -> Finding | None:
+    """ML303: much of the card was taken before the server's first reading."""
+    worst: tuple[int, Rank] | None = None
+    for rank in server.ranks:
+        amount = account_total(rank.entries, "in_use_at_start")
+        if amount is not None and (worst is None or amount.bytes > worst[0]):
+            worst = (amount.bytes, rank)
+    if worst is None or worst[0] - CONTEXT_BYTES <= IN_USE_LIMIT:
+        return None
+    size, rank = worst
+    text = (
+        f"{n.gib_about(size)}{_where(server, rank)} was in use before the server took its first reading: "
+        "its own context and communication buffers, and other processes; a log can't tell them apart."
+    )
+    evidence = tuple(e for entry in rank.entries if entry.account == "in_use_at_start" for e in entry.evidence)
+    return Finding("ML303", "memory in use before the start", "note", size, text, evidence)
+
+
+def _with_verdict(server: Server, verdict: Verdict) -> list[Rank]:
+    return [r for r in server.ranks if r.residual.verdict == verdict and r.residual.bytes is not None]
+
+
+def _share(rank: Rank, size: int) -> str:
+    opening = rank.residual.opening_bytes
+    return f"({n.percent(size / opening, 1)})" if opening else ""
+
+
+def _where(server: Server, rank: Rank) -> str:
+    return f" on {rank.label}" if len(server.ranks) > 1 else ""
+
+
+def _severity(rank: Rank, size: int) -> Severity:
+    opening = rank.residual.opening_bytes
+    return "warning" if opening and size > 0.05 * opening else "note"
+
+
+def _stage(rank: Rank, sign: int) -> Stage | None:
+    stages = [s for s in rank.stages if s.residual.bytes * sign > 0]
+    return max(stages, key=lambda s: abs(s.residual.bytes), default=None)
+
+
+def _readings(rank: Rank) -> tuple[Evidence, ...]:
+    return tuple(e for entry in rank.entries if entry.account == "free" for e in entry.evidence)

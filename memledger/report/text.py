@@ -1,0 +1,206 @@
+"""The report for a terminal: the cause, one table per GPU, then capacity, use, failures and what was not read."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from memledger.ledger import Evidence, Report
+from memledger import words as n
+from memledger.report.view import Cause, Options, Row, Table, View, build, choose_servers, other_starts, where
+from memledger.sanitize import clean
+
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+_ASCII: Final = str.maketrans({"·": "-", "±": "+-", "…": "...", "×": "x", "–": "-", "—": "-", "→": "->", "\N{REPLACEMENT CHARACTER}": "?"})
+_BAR: Final = re.compile(r"(?<=  )[▏▎▍▌▋▊▉█]+(?=  )|(?<=  )#+(?=  )")
+_FACT_WIDTH: Final = 9
+LEAST_NOTE: Final = 18
+"""Where a note would get fewer columns than this it stands below its row."""
+LEAST_WIDTH: Final = 40
+
+
+class Style(msgspec.Struct, frozen=True):
+    """How to write: `width` in columns, colour or not, and whether the output can show more than ASCII."""
+
+    width: int = 80
+    colour: bool = False
+    unicode: bool = True
+
+
+def render(report: Report, options: Options | None = None, style: Style | None = None) -> str:
+    """The whole report as text, ending in a newline.
+
+    Raises:
+        LookupError: `options` name a start or a rank that is not there.
+    """
+    options, style = options or Options(), style or Style()
+    style = msgspec.structs.replace(style, width=max(style.width, LEAST_WIDTH))
+    shown = choose_servers(report, options)
+    blocks = ["\n".join(_server(build(report, index, options), report, style)) for index in shown]
+    others = other_starts(report, shown)
+    if others:
+        lines = [_shorten(line, style.width) for line in others]
+        blocks.append("\n".join([_paint("other starts (--all-starts, --start N)", "bold", style), *lines]))
+    if options.unrecognized and report.unrecognized.count:
+        blocks.append("\n".join(_unrecognized(report, style)))
+    text = "\n\n".join(blocks) + "\n"
+    return text if style.unicode else to_ascii(text)
+
+
+def to_ascii(text: str) -> str:
+    """`text` in ASCII: our own signs by their nearest words, everything else as `?`."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+
+
+def _server(view: View, report: Report, style: Style) -> list[str]:
+    lines = [_paint(line, "bold", style) for line in textwrap.wrap(view.header, style.width)]
+    for cause in view.cause:
+        lines += ["", *_cause(cause, style)]
+    for table in view.tables:
+        lines += ["", *_table(table, style)]
+    if view.more_ranks:
+        lines += ["", *(_shorten(line, style.width) for line in view.more_ranks)]
+    if view.facts:
+        lines.append("")
+        for i, (name, text) in enumerate(view.facts):
+            again = i > 0 and view.facts[i - 1][0] == name
+            lines += _fact("" if again else name, text, style)
+    if view.evidence:
+        lines += ["", *_evidence_lines(view.evidence, report)]
+    return lines
+
+
+def _cause(cause: Cause, style: Style) -> list[str]:
+    colour = {"error": "red", "warning": "yellow"}.get(cause.severity, "")
+    code = f"[{cause.code}]" if cause.code else ""
+    lines = textwrap.wrap(cause.text, style.width, break_on_hyphens=False, break_long_words=False) or [""]
+    if code:
+        if len(lines[-1]) + 2 + len(code) <= style.width:
+            lines[-1] += " " * (style.width - len(lines[-1]) - len(code)) + code
+        else:
+            lines.append(code.rjust(style.width))
+    return [_paint(line, colour, style) for line in lines]
+
+
+def _fact(name: str, text: str, style: Style) -> list[str]:
+    indent = " " * (_FACT_WIDTH + 2)
+    return textwrap.wrap(
+        text,
+        style.width,
+        initial_indent=name.ljust(_FACT_WIDTH) + "  ",
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def _table(table: Table, style: Style) -> list[str]:
+    from tabulate import tabulate
+
+    labels = max(len(row.label) for row in table.rows)
+    title_apart = len(table.title) > max(labels, 16)
+    head = ["" if title_apart else table.title, "GiB", "share", "basis", "line"]
+    cells = [_cells(row, style) for row in table.rows]
+    widths = [max(len(head[i]), *(len(c[i]) for c in cells)) for i in range(5)]
+    # Two blanks stand between columns; what the figures leave is shared by the bar and the note.
+    rest = style.width - sum(widths) - 2 * len(widths)
+    bar = _bar_width(rest, max(len(row.note) for row in table.rows))
+    note = rest - (bar + 2 if bar else 0)
+    beside = note >= LEAST_NOTE
+    rows = []
+    top = max((abs(row.share) for row in table.rows if row.share is not None and row.kind != "opening"), default=0.0)
+    for row, cell in zip(table.rows, cells, strict=True):
+        drawn = [_draw(row, top, bar, style)] if bar else []
+        rows.append([cell[0], *drawn, *cell[1:], _fit_note(row.note, note) if beside else ""])
+    header = [head[0], *([""] if bar else []), *head[1:], ""]
+    align = ["left", *(["left"] if bar else []), "right", "right", "left", "right", "left"]
+    text = tabulate(rows, headers=header, tablefmt="plain", colalign=align, disable_numparse=True)
+    lines = [line.rstrip() for line in text.splitlines()]
+    lines[0] = _paint(lines[0], "bold", style)
+    lines[1:] = [_paint_row(line, style) for line in lines[1:]]
+    if not beside:
+        below = [textwrap.wrap(row.note, style.width, initial_indent="    ", subsequent_indent="    ") for row in table.rows]
+        lines = [lines[0], *(line for row, notes in zip(lines[1:], below, strict=True) for line in (row, *notes))]
+    if title_apart:
+        lines.insert(0, _paint(table.title, "bold", style))
+    for remark in table.remarks:
+        lines += textwrap.wrap(remark, style.width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return lines
+
+
+def _bar_width(rest: int, longest_note: int) -> int:
+    """Columns for the bar: what a one-line note leaves, between 6 and 24; none where it would leave a note no room."""
+    if rest < LEAST_NOTE:
+        return min(24, rest - 2) if rest >= 8 else 0
+    if rest - 8 < min(longest_note, LEAST_NOTE):
+        return 0
+    return max(6, min(24, rest - 2 - longest_note))
+
+
+def _cells(row: Row, style: Style) -> tuple[str, str, str, str, str]:
+    basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
+    share = "" if row.share is None else f"{row.share * 100:.1f}%"
+    size = "?" if row.bytes is None else n.gib(row.bytes)
+    return row.label, size, "0.0%" if share == "-0.0%" else share, basis if style.unicode else basis.translate(_ASCII), line_numbers(row.lines)
+
+
+def line_numbers(evidence: Sequence[Evidence]) -> str:
+    """`71`, `71,74`, or `71..88` for more: where the figures stand."""
+    numbers = sorted({e.line for e in evidence})
+    if len(numbers) <= 2:
+        return ",".join(str(number) for number in numbers)
+    return f"{numbers[0]}..{numbers[-1]}"
+
+
+def _draw(row: Row, top: float, width: int, style: Style) -> str:
+    if row.share is None or row.share <= 0 or top <= 0 or row.kind in {"opening", "total"}:
+        return ""
+    if not style.unicode:
+        return "#" * max(1, round(row.share / top * width))
+    eighths = max(1, round(row.share / top * width * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _fit_note(note: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(note, width, break_on_hyphens=False, break_long_words=True)) if note else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- colours
+
+_CODES: Final = {"bold": "1", "red": "31", "yellow": "33", "cyan": "36", "green": "32", "dim": "2"}
+
+
+def _paint(text: str, colour: str, style: Style) -> str:
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if style.colour and colour and text else text
+
+
+def _paint_row(line: str, style: Style) -> str:
+    if not style.colour:
+        return line
+    colour = "yellow" if line.startswith(("unexplained", "over-counted")) else "green" if line.startswith("free ") else "cyan"
+    return _BAR.sub(lambda m: _paint(m.group(), colour, style), line, count=1)
+
+
+# ------------------------------------------------------------------------------------------------- evidence and unread
+
+
+def _evidence_lines(evidence: Iterable[Evidence], report: Report) -> list[str]:
+    return [f"{where(e, report)}: {clean(e.text)}" for e in evidence]
+
+
+def _unrecognized(report: Report, style: Style) -> list[str]:
+    rest = report.unrecognized.count - len(report.unrecognized.examples)
+    lines = [_paint(f"{n.plural(report.unrecognized.count, 'memory-like line')} not understood", "bold", style)]
+    lines += _evidence_lines(report.unrecognized.examples, report)
+    return lines + ([f"... and {rest:,} more"] if rest > 0 else [])
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,820 @@
+"""What every report shows, as values: a `Server` turned into a header, sentences, tables and facts.
+
+Text, Markdown and later formats render the same view, so that they cannot disagree. Text that came from a log passes
+`memledger.sanitize.clean` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, Literal
+
+import msgspec
+
+from memledger.ledger import ACCOUNTS, Capacity, Entry, Evidence, Finding, Rank, Report, Server, Stage, account_total
+from memledger import words as n
+from memledger.sanitize import clean
+from memledger.units import GIB, Amount, total
+
+ACCOUNT_LABELS: Final = {
+    "in_use_at_start": "in use at start",
+    "cuda_context": "CUDA context",
+    "other_processes": "other processes",
+    "driver_reserved": "driver",
+    "weights": "weights",
+    "weights_and_non_torch": "weights+non-torch",
+    "kv_cache": "KV cache",
+    "recurrent_state": "recurrent state",
+    "cuda_graphs": "CUDA graphs",
+    "activations": "activations",
+    "non_torch": "non-torch",
+    "workspace": "workspace",
+    "communication": "communication",
+    "request_tables": "request tables",
+    "allocator_slack": "allocator slack",
+    "released": "given back",
+    "reserve": "reserve",
+    "free": "free",
+}
+STAGE_WORDS: Final = {
+    "init": "before the weights",
+    "weights": "while loading weights",
+    "draft_weights": "while loading the draft",
+    "pools": "while allocating the pools",
+    "draft_pools": "while allocating the draft's pool",
+    "warmup": "between pools and capture",
+    "graphs": "in graph capture",
+    "final": "after capture",
+}
+ALIKE_SHARE: Final = 0.01
+"""Ranks are shown as one table when every row differs by no more than its tolerance or this share of the opening."""
+MOST_TABLES: Final = 4
+_STATE_WORDS: Final = {"starting": "starting", "serving": "serving", "failed": "failed", "stopped": "stopped"}
+_FRAMEWORKS: Final = {"sglang": "SGLang", "vllm": "vLLM"}
+_SUBJECTS: Final = {
+    "weights": ("weights", "hold"),
+    "kv_cache": ("the KV cache", "holds"),
+    "recurrent_state": ("recurrent state", "holds"),
+    "cuda_graphs": ("CUDA graphs", "hold"),
+    "activations": ("activations", "take"),
+    "request_tables": ("request tables", "hold"),
+}
+_PARTS: Final = {
+    "weights/model": "model",
+    "weights/draft": "draft",
+    "weights/lora": "LoRA",
+    "kv_cache/k": "K",
+    "kv_cache/v": "V",
+    "kv_cache/latent": "latent",
+    "kv_cache/index": "index",
+    "kv_cache/swa_k": "window K",
+    "kv_cache/swa_v": "window V",
+    "kv_cache/draft": "draft",
+    "kv_cache/pool": "pool",
+    "kv_cache/unused": "in no block",
+    "recurrent_state/conv": "conv",
+    "recurrent_state/ssm": "ssm",
+    "recurrent_state/speculative_conv": "speculative conv",
+    "recurrent_state/speculative_ssm": "speculative ssm",
+    "cuda_graphs/decode": "decode",
+    "cuda_graphs/prefill": "prefill",
+    "cuda_graphs/draft": "draft",
+}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row of a table. `bytes` is None where the figure is not known; `share` is of the opening balance."""
+
+    kind: Literal["entry", "unexplained", "free", "opening", "total"]
+    account: str
+    label: str
+    bytes: int | None
+    tolerance: int = 0
+    share: float | None = None
+    basis: str = ""
+    lines: tuple[Evidence, ...] = ()
+    note: str = ""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """One GPU's ledger (or its host memory): the rank shown and the labels of the ranks it stands for."""
+
+    title: str
+    rows: tuple[Row, ...]
+    remarks: tuple[str, ...] = ()
+    host: bool = False
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """What comes first: one or two sentences, with the finding's code where a finding says them."""
+
+    text: str
+    code: str | None = None
+    severity: str = "info"
+
+
+class View(msgspec.Struct, frozen=True):
+    """One start of one server as it is shown."""
+
+    index: int
+    header: str
+    cause: tuple[Cause, ...]
+    tables: tuple[Table, ...]
+    more_ranks: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    evidence: tuple[Evidence, ...]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the reader asked to see."""
+
+    rank: str | None = None
+    all_starts: bool = False
+    start: int | None = None
+    evidence: bool = False
+    unrecognized: bool = False
+    command: str = "memledger explain"
+
+
+# ------------------------------------------------------------------------------------------------------------ choosing
+
+
+def choose_servers(report: Report, options: Options) -> list[int]:
+    """The indices of the servers that are shown in full: all, one start by its number, or the one that tells most.
+
+    Without a choice it is the last start that has a ledger; where no start has one, the last.
+
+    Raises:
+        LookupError: there is no start of that number.
+    """
+    count = len(report.servers)
+    if options.start is not None:
+        if not 1 <= options.start <= count:
+            raise LookupError(f"there is no start {options.start}: the input holds {n.plural(count, 'start')}")
+        return [options.start - 1]
+    if options.all_starts or count == 0:
+        return list(range(count))
+    with_ledger = [i for i, s in enumerate(report.servers) if any(r.entries for r in s.ranks)]
+    last = count - 1
+    # A start that failed before it took memory is what the reader came for when it is the last; its failure says more.
+    if report.servers[last].failures or not with_ledger:
+        return [last]
+    return [with_ledger[-1]]
+
+
+def choose_ranks(server: Server, label: str | None) -> list[Rank]:
+    """The ranks that a label names: `TP3`, `dp1 tp0`, `pid 4242`; all where no label is given.
+
+    Raises:
+        LookupError: no rank carries the label.
+    """
+    if label is None:
+        return list(server.ranks)
+    wanted = set(label.upper().replace(",", " ").replace("PID ", "PID").split())
+    found = [r for r in server.ranks if wanted <= _rank_words(r)]
+    if not found:
+        known = ", ".join(r.label for r in server.ranks[:12]) + (" ..." if len(server.ranks) > 12 else "")
+        raise LookupError(f"no rank {label!r}: the log has {known or 'no ranks'}")
+    return found
+
+
+def _rank_words(rank: Rank) -> set[str]:
+    return set(rank.label.upper().split()) | {f"TP{rank.tp or 0}"} | ({f"PID{rank.pid}"} if rank.pid is not None else set())
+
+
+# ------------------------------------------------------------------------------------------------------------ the view
+
+
+def build(report: Report, index: int, options: Options) -> View:
+    """The view of one server.
+
+    Raises:
+        LookupError: `options.rank` names no rank.
+    """
+    server = report.servers[index]
+    ranks = choose_ranks(server, options.rank)
+    groups = fold(ranks)
+    shown, rest = groups[:MOST_TABLES], groups[MOST_TABLES:]
+    tables = [t for group in shown for t in _tables(server, group)]
+    return View(
+        index=index,
+        header=header(report, index),
+        cause=causes(server),
+        tables=tuple(tables),
+        more_ranks=tuple(_one_line(group) for group in rest),
+        facts=tuple(_facts(report, index, options)),
+        evidence=tuple(_evidence(server, ranks)) if options.evidence else (),
+    )
+
+
+def header(report: Report, index: int) -> str:
+    """`SGLang 0.5.18 · Qwen3.8-27B-FP8 · 1 GPU · serving · 2026-09-09 11:57:18, 6 h of log, 1 start`."""
+    server = report.servers[index]
+    name = _FRAMEWORKS[server.framework] + (f" {clean(server.framework_version, 40)}" if server.framework_version else "")
+    parts = [name, model_name(server.model) or "model not in the log", devices(server)]
+    if server.label:
+        parts.append(clean(server.label, 60))
+    parts.append(_STATE_WORDS.get(server.state, "state not in the log"))
+    if server.started_at is not None:
+        parts.append(clean(server.started_at, 40).replace("T", " ").removeprefix("--"))
+    tail = []
+    if (span := n.duration(server.started_at, server.ended_at)) is not None:
+        tail.append(f"{span} of log")
+    count = len(report.servers)
+    tail.append(n.plural(count, "start") if count == 1 else f"start {index + 1} of {count}")
+    return ", ".join([" · ".join(parts), *tail])
+
+
+def model_name(path: str | None) -> str | None:
+    """The last telling part of a model's path: `models--org--Name/snapshots/ab12` is `Name`."""
+    if not path:
+        return None
+    parts = [p for p in PurePosixPath(clean(path, 200).rstrip("/")).parts if p != "/"]
+    for part in reversed(parts):
+        if part.startswith("models--"):
+            return part.split("--")[-1]
+    return parts[-1] if parts else None
+
+
+def devices(server: Server) -> str:
+    """How many devices, from the configured sizes, and how many of their ranks the log shows."""
+    ranks = server.ranks
+    kinds = {r.gpu.kind for r in ranks}
+    word = {"cpu": "CPU worker", "npu": "NPU", "xpu": "XPU"}.get(str(next(iter(kinds))) if len(kinds) == 1 else "", "GPU")
+    names = {r.gpu.name for r in ranks if r.gpu.name}
+    sizes = {k: v for k in ("tp", "pp", "dp", "ep") if isinstance(v := server.config.get(f"{k}_size"), int) and v > 1}
+    if not ranks:
+        return " ".join(f"{k.upper()}{v}" for k, v in sizes.items()) or "no rank in the log"
+    text = n.plural(len(ranks), word)
+    if len(names) == 1:
+        text += f" ({clean(names.pop(), 60)})"
+    least = sizes.get("tp", 1) * sizes.get("pp", 1)
+    if sizes:
+        text = " ".join(f"{k.upper()}{v}" for k, v in sizes.items()) + ", " + text
+    if len(ranks) < least:
+        text += f" of at least {least} in this log"
+    return text
+
+
+def causes(server: Server) -> tuple[Cause, ...]:
+    """The sentences that come first: the finding that matters most, else where the memory went."""
+    chief = chief_finding(server.findings)
+    if chief is not None:
+        return (Cause(chief.text, chief.code, chief.severity),)
+    return (Cause(plain_sentence(server)),)
+
+
+SEVERITIES: Final = ("info", "note", "warning", "error")
+
+
+def chief_finding(findings: Iterable[Finding]) -> Finding | None:
+    """The finding to begin with: the most severe, then the largest; mere information does not come first."""
+    ranked = [f for f in findings if f.severity != "info"]
+    return max(ranked, key=lambda f: (SEVERITIES.index(f.severity), abs(f.bytes)), default=None)
+
+
+def opening_words(rank: Rank) -> str:
+    """What the shares are of."""
+    if rank.residual.base == "device":
+        return "card total"
+    return "free at the start"
+
+
+def plain_sentence(server: Server) -> str:
+    """Where the memory went, for the rank with the largest residual."""
+    ranks = [r for r in server.ranks if r.entries]
+    if not ranks:
+        return "The log names no memory of this start: " + (
+            "it holds serving lines only." if server.usage.lines or server.usage.peak_running_requests is not None else "nothing was allocated in it."
+        )
+    rank = worst(ranks)
+    opening = rank.residual.opening_bytes
+    rows = [(a, t) for a, t in account_totals(rank) if a != "free" and t.bytes > 0]
+    rows.sort(key=lambda item: -item[1].bytes)
+    if not rows:
+        host = [e for e in rank.entries if e.account.startswith("host/")]
+        if host:
+            return f"The server keeps {n.gib_about(sum(e.bytes for e in host))} in host memory; no GPU memory is named in the log."
+        return "The log gives readings of free memory but names no allocation."
+    where = f" on {rank.label}" if len(server.ranks) > 1 else ""
+    subject, verb = _SUBJECTS.get(rows[0][0], (ACCOUNT_LABELS[rows[0][0]], "takes"))
+    held = [_held(a, t.bytes, opening) for a, t in rows[:3]]
+    held[0] = held[0].replace(subject, f"{subject} {verb}", 1)
+    listed = ", ".join(held[:-1]) + (" and " if len(held) > 1 else "") + held[-1]
+    if opening is None:
+        return f"The log names {', '.join(_held(a, t.bytes, None) for a, t in rows[:3])}{where}; how much memory there was is not in it."
+    of = "the card's" if rank.residual.base == "device" else "the"
+    start = "" if rank.residual.base == "device" else " free at the start"
+    return f"Of {of} {n.gib_about(opening)}{start}{where}, {listed}; {_remainder(rank)}."
+
+
+def _held(account: str, size: int, opening: int | None) -> str:
+    subject = _SUBJECTS.get(account, (ACCOUNT_LABELS[account], ""))[0]
+    return f"{subject} {n.gib_about(size)}" + (f" ({n.percent(size / opening)})" if opening else "")
+
+
+def _remainder(rank: Rank) -> str:
+    parts = []
+    free = account_total(rank.entries, "free")
+    if free is not None:
+        parts.append(f"{n.gib_about(free.bytes)} are free")
+    residual = rank.residual
+    if residual.bytes is None or residual.verdict == "open":
+        parts.append("the rest can't be told: " + (residual.reason or "the ledger is open"))
+    elif residual.bytes >= 0:
+        stage = worst_stage(rank)
+        where = f" (most of it {STAGE_WORDS[stage.name]})" if stage is not None and residual.verdict != "closed" else ""
+        parts.append(f"{n.gib_about(residual.bytes)} unexplained{where}")
+    else:
+        parts.append(f"the entries exceed what memory fell by {n.gib_about(-residual.bytes)}")
+    return ", ".join(parts)
+
+
+def worst(ranks: Sequence[Rank]) -> Rank:
+    """The rank with the largest residual either way; judged ranks before open ones."""
+    return max(ranks, key=lambda r: (r.residual.verdict != "open", abs(r.residual.bytes or 0)))
+
+
+def worst_stage(rank: Rank) -> Stage | None:
+    """The stage in which most of the residual arose (same sign as the residual)."""
+    if not rank.residual.bytes:
+        return None
+    sign = 1 if rank.residual.bytes > 0 else -1
+    stages = [s for s in rank.stages if s.residual.bytes * sign > 0]
+    return max(stages, key=lambda s: abs(s.residual.bytes), default=None)
+
+
+# ------------------------------------------------------------------------------------------------------------- folding
+
+
+def top_account(account: str) -> str:
+    """`kv_cache/k` belongs to `kv_cache`."""
+    return account.partition("/")[0]
+
+
+def account_totals(rank: Rank) -> list[tuple[str, Amount]]:
+    """The sum per top account of the device ledger, in the order of a report."""
+    sums: dict[str, list[Amount]] = {}
+    for entry in rank.entries:
+        if not entry.account.startswith("host/"):
+            sums.setdefault(top_account(entry.account), []).append(entry.amount)
+    order = {name: i for i, name in enumerate(dict.fromkeys(top_account(a) for a in ACCOUNTS))}
+    return sorted(((a, total(amounts)) for a, amounts in sums.items()), key=lambda item: order.get(item[0], len(order)))
+
+
+def fold(ranks: Sequence[Rank]) -> list[list[Rank]]:
+    """Groups of ranks whose rows agree, in order of the first rank of each."""
+    groups: list[list[Rank]] = []
+    for rank in ranks:
+        for group in groups:
+            if alike(group[0], rank):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    return groups
+
+
+def alike(one: Rank, other: Rank) -> bool:
+    """Whether two ranks can share a table: same accounts, every row equal within its tolerance or 1 % of the opening."""
+    first, second = dict(account_totals(one)), dict(account_totals(other))
+    if first.keys() != second.keys() or one.residual.base != other.residual.base or one.gpu.kind != other.gpu.kind:
+        return False
+    share = ALIKE_SHARE * max(one.residual.opening_bytes or 0, other.residual.opening_bytes or 0)
+    host_one, host_other = (account_total(r.entries, "host") for r in (one, other))
+    if (host_one is None) != (host_other is None):
+        return False
+    return all(abs(first[a].bytes - second[a].bytes) <= max(share, first[a].tolerance + second[a].tolerance) for a in first)
+
+
+def _title(server: Server, group: Sequence[Rank]) -> tuple[str, tuple[str, ...]]:
+    """The table's title, and how far the ranks it stands for differ."""
+    rank = worst(group)
+    if len(group) == 1:
+        return rank_title(server, rank), ()
+    labels = label_range(group)
+    spread_account, spread = "", 0
+    totals = [dict(account_totals(r)) for r in group]
+    for account in totals[0]:
+        figures = [t[account].bytes for t in totals]
+        if max(figures) - min(figures) > spread:
+            spread_account, spread = account, max(figures) - min(figures)
+    residuals = [r.residual.bytes for r in group if r.residual.bytes is not None]
+    remarks = []
+    if spread >= 0.005 * GIB:
+        remarks.append(f"the {len(group)} ranks differ by at most {n.amount(spread)} ({ACCOUNT_LABELS[spread_account]})")
+    else:
+        remarks.append(f"the {len(group)} ranks are alike")
+    if residuals and max(residuals) - min(residuals) >= 0.005 * GIB:
+        remarks.append(f"unexplained {n.signed_gib(min(residuals))} to {n.signed_gib(max(residuals))} GiB")
+    which = "worst" if residuals and any(residuals) else "shown"
+    return f"{labels}, {which} {rank.label}", (", ".join(remarks),)
+
+
+def rank_title(server: Server, rank: Rank) -> str:
+    """`GPU 0` where there is one rank, else its label; a CPU worker is one."""
+    if len(server.ranks) > 1:
+        host = f" on {clean(rank.host, 60)}" if rank.host else ""
+        return rank.label + host
+    if rank.gpu.kind == "cpu":
+        return "CPU"
+    word = {"npu": "NPU", "xpu": "XPU"}.get(rank.gpu.kind or "", "GPU")
+    return f"{word} {rank.gpu.index if rank.gpu.index is not None else 0}"
+
+
+def label_range(group: Sequence[Rank]) -> str:
+    """`TP0-TP7`, `DP0 TP0 ... DP1 TP3 (8 ranks)`, or the labels one by one when they are few."""
+    labels = [r.label for r in group]
+    plain = [r.tp for r in group if r.tp is not None and r.label == f"TP{r.tp}"]
+    if len(plain) == len(group):
+        return number_ranges("TP", sorted(plain))
+    if len(labels) <= 4:
+        return ", ".join(labels)
+    return f"{labels[0]} ... {labels[-1]} ({len(labels)} ranks)"
+
+
+def number_ranges(prefix: str, values: Sequence[int]) -> str:
+    """`TP0-TP3, TP5` from 0, 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    words = []
+    for run in runs:
+        words.append(f"{prefix}{run[0]}" if len(run) == 1 else f"{prefix}{run[0]}-{prefix}{run[-1]}")
+    return ", ".join(words)
+
+
+def _one_line(group: Sequence[Rank]) -> str:
+    rank = worst(group)
+    rows = [f"{ACCOUNT_LABELS[a]} {n.gib(t.bytes)}" for a, t in account_totals(rank)]
+    if rank.residual.bytes is not None:
+        rows.append(f"unexplained {n.signed_gib(rank.residual.bytes)}")
+    return f"{label_range(group)}: {', '.join(rows)} GiB"
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def _tables(server: Server, group: Sequence[Rank]) -> list[Table]:
+    rank = worst(group)
+    title, remarks = _title(server, group)
+    tables = []
+    device = [e for e in rank.entries if not e.account.startswith("host/")]
+    if device:
+        candidates = (candidate_words(rank),) if rank.residual.verdict == "unexplained" else ()
+        tables.append(Table(title, tuple(_device_rows(rank, device)), (*remarks, *(c for c in candidates if c))))
+    host = [e for e in rank.entries if e.account.startswith("host/")]
+    if host:
+        tables.append(Table(f"host memory, {title}", tuple(_host_rows(host)), () if device else remarks, host=True))
+    return tables
+
+
+def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
+    opening = rank.residual.opening_bytes
+    rows = []
+    free_row: Row | None = None
+    for account, amount in account_totals(rank):
+        under = [e for e in entries if top_account(e.account) == account]
+        row = Row(
+            "free" if account == "free" else "entry",
+            account,
+            ACCOUNT_LABELS.get(account, account.replace("_", " ")),
+            amount.bytes,
+            amount.tolerance,
+            amount.bytes / opening if opening else None,
+            _basis(under),
+            _lines(under),
+            account_note(account, under, rank.capacity),
+        )
+        if account == "free":
+            free_row = row
+        else:
+            rows.append(row)
+    residual = rank.residual
+    if residual.bytes is not None:
+        share = residual.bytes / opening if opening else None
+        label = "unexplained" if residual.bytes >= 0 else "over-counted"
+        rows.append(Row("unexplained", "unexplained", label, residual.bytes, residual.tolerance_bytes or 0, share, "", (), _residual_note(rank)))
+    if free_row is not None:
+        rows.append(free_row)
+    if opening is not None:
+        rows.append(Row("opening", "opening", opening_words(rank), opening, 0, 1.0, "", (), verdict_words(rank)))
+    else:
+        known = total([e.amount for e in entries])
+        rows.append(Row("total", "total", "sum of the above", known.bytes, known.tolerance, None, "", (), verdict_words(rank)))
+    return rows
+
+
+def verdict_words(rank: Rank) -> str:
+    """The verdict with what it means."""
+    residual = rank.residual
+    wider = " (unified memory)" if rank.gpu.unified_memory and residual.verdict == "closed" else ""
+    words = {
+        "closed": f"closed: within {'3 %' if rank.gpu.unified_memory else '1 %'}{wider}",
+        "unexplained": "does not close: memory is missing that no line names",
+        "over_counted": "does not close: lines name more than memory fell",
+        "open": f"open: {residual.reason or 'not enough readings in the log'}",
+    }
+    return words[residual.verdict]
+
+
+def _residual_note(rank: Rank) -> str:
+    stage = worst_stage(rank)
+    residual = rank.residual
+    if stage is None or residual.bytes is None or abs(residual.bytes) <= (residual.tolerance_bytes or 0):
+        return ""
+    return f"{n.signed_gib(stage.residual.bytes)} {STAGE_WORDS[stage.name]}"
+
+
+def candidate_words(rank: Rank) -> str:
+    """What may have moved memory in the stage where most of the residual arose; empty where nothing is to explain."""
+    stage = worst_stage(rank)
+    residual = rank.residual
+    if stage is None or not stage.candidates or (residual.bytes or 0) <= (residual.tolerance_bytes or 0):
+        return ""
+    return f"unexplained {STAGE_WORDS[stage.name]}; no line names it. Candidates: {', '.join(stage.candidates)}"
+
+
+def _host_rows(entries: Sequence[Entry]) -> list[Row]:
+    whole = total([e.amount for e in entries])
+    rows = []
+    for entry in entries:
+        label = entry.account.removeprefix("host/").replace("_", " ").replace("/", ", ").replace("kv cache", "KV cache")
+        share = entry.bytes / whole.bytes if whole.bytes else None
+        rows.append(Row("entry", entry.account, label, entry.bytes, entry.tolerance_bytes, share, entry.basis, entry.evidence, detail_note(entry.detail)))
+    if len(rows) > 1:
+        rows.append(Row("total", "total", "sum", whole.bytes, whole.tolerance))
+    return rows
+
+
+def _basis(entries: Sequence[Entry]) -> str:
+    sizes: dict[str, int] = {}
+    for entry in entries:
+        sizes[entry.basis] = sizes.get(entry.basis, 0) + abs(entry.bytes)
+    names = sorted(sizes, key=lambda b: -sizes[b])
+    return names[0] + ("+" if len(names) > 1 else "") if names else ""
+
+
+def _lines(entries: Sequence[Entry]) -> tuple[Evidence, ...]:
+    found = {(e.input, e.line): e for entry in entries for e in entry.evidence}
+    return tuple(found[key] for key in sorted(found))
+
+
+# --------------------------------------------------------------------------------------------------------------- notes
+
+
+def account_note(account: str, entries: Sequence[Entry], capacity: Capacity) -> str:
+    """What stands behind a row: tokens and bytes per token, slots, the split of a parent, formulas of derived parts."""
+    size = sum(e.bytes for e in entries)
+    parts: list[str] = []
+    if account == "kv_cache":
+        parts = _kv_note(entries, capacity)
+    elif account == "recurrent_state":
+        parts = _state_note(entries, capacity)
+    elif len(entries) > 1:
+        parts = [split_note(entries)]
+    logged = [e for e in entries if e.basis == entries[0].basis]
+    parts += [f"{n.gib(e.bytes)} {e.basis}" for e in entries if e.basis != logged[0].basis and abs(e.bytes) < abs(size)]
+    details = [detail_note(e.detail) for e in entries]
+    parts += list(dict.fromkeys(d for d in details if d))
+    return ", ".join(p for p in parts if p)
+
+
+def split_note(entries: Sequence[Entry]) -> str:
+    """`model 67.56 + draft 1.58`: the parts of a parent, K and V as one where they are equal."""
+    sums: dict[str, int] = {}
+    for entry in entries:
+        name = _PARTS.get(entry.account, entry.account.partition("/")[2].replace("_", " "))
+        sums[name] = sums.get(name, 0) + entry.bytes
+    for prefix in ("", "window "):
+        k, v = f"{prefix}K", f"{prefix}V"
+        if k in sums and sums.get(k) == sums.get(v):
+            sums = {(f"{prefix}K+V 2 x" if name == k else name): size for name, size in sums.items() if name != v}
+    named = [f"{name} {n.gib(size)}".strip() for name, size in sums.items() if size]
+    return " + ".join(named) if len(named) > 1 or any("x" in name for name in named) else ""
+
+
+def _kv_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
+    parts = []
+    simple = {e.account for e in entries} <= _ONE_POOL
+    used = sum(e.bytes for e in entries if e.account != "kv_cache/unused")
+    if simple and capacity.kv_tokens:
+        parts.append(f"{n.count(capacity.kv_tokens)} tokens x {n.amount(round(used / capacity.kv_tokens))}")
+    elif simple and capacity.kv_blocks:
+        parts.append(f"{n.count(capacity.kv_blocks)} blocks x {n.amount(round(used / capacity.kv_blocks))}")
+    if not simple or len(entries) != 2 or {e.account for e in entries} != {"kv_cache/k", "kv_cache/v"}:
+        parts.append(split_note(entries))
+    parts += sorted({n.dtype(clean(str(e.detail["dtype"]), 40)) for e in entries if e.detail.get("dtype")})
+    return parts
+
+
+def _state_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
+    parts = []
+    slots = capacity.state_slots
+    base = [e for e in entries if e.account in {"recurrent_state/conv", "recurrent_state/ssm"}]
+    padding = next((e.detail["padding_slots"] for e in base if isinstance(e.detail.get("padding_slots"), int)), None)
+    if slots:
+        rows = slots + (padding or 0)
+        text = f"{n.count(slots)}+{padding} slots" if padding else f"{n.count(slots)} slots"
+        if base and padding is not None:
+            text += f" x {n.amount(round(sum(e.bytes for e in base) / rows))}"
+        parts.append(text)
+    types = {n.dtype(clean(str(e.detail["dtype"]), 40)) for e in entries if e.detail.get("dtype")}
+    parts += sorted(types)
+    if len(entries) > 1:
+        parts.append(split_note(entries))
+    return parts
+
+
+_ONE_POOL: Final = {"kv_cache/k", "kv_cache/v", "kv_cache/latent", "kv_cache/index", "kv_cache/pool", "kv_cache/unused"}
+_NOTE_KEYS: Final = ("note", "what", "formula", "backend", "quantization")
+_COUNT_KEYS: Final = ("layers", "slots", "blocks", "requests")
+
+
+def detail_note(detail: dict[str, Any]) -> str:
+    """The words of an entry's detail."""
+    return ", ".join(clean(str(detail[key]), 120) for key in _NOTE_KEYS if detail.get(key))
+
+
+# --------------------------------------------------------------------------------------------------------------- facts
+
+
+def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]]:
+    server = report.servers[index]
+    facts = [("also", f"{f.text} [{f.code}]") for f in _other_findings(server)]
+    facts += [("budget", text) for text in budget_words(server)]
+    facts += [("capacity", text) for text in capacity_words(server)]
+    facts.append(("used", usage_words(server)))
+    facts += [("failed", failure_words(f, report)) for f in _distinct_failures(server)]
+    facts += [("note", clean(text, 300)) for text in server.notes]
+    facts += _unread(report, options)
+    facts += [("next", text) for text in next_words(report, index, options)]
+    return facts
+
+
+def _other_findings(server: Server) -> list[Finding]:
+    chief = chief_finding(server.findings)
+    rest = [f for f in server.findings if f is not chief and f.code != "ML201"]
+    return sorted(rest, key=lambda f: (-SEVERITIES.index(f.severity), -abs(f.bytes)))
+
+
+def budget_words(server: Server) -> list[str]:
+    """What the engine allowed itself, of the first rank that says it."""
+    for rank in server.ranks:
+        budget = rank.budget
+        if budget.static_bytes is None:
+            continue
+        text = f"{n.gib_about(budget.static_bytes)} allowed"
+        if (fraction := server.config.get("memory_fraction")) is not None:
+            text += f" ({fraction:g}{'' if server.framework == 'vllm' else ' of what was free'})"
+        if budget.slack_bytes is not None:
+            text += f", {n.gib_about(budget.slack_bytes)} outside it"
+        if budget.rule:
+            text += f": {clean(budget.rule, 160)}"
+        return [text]
+    return []
+
+
+def capacity_words(server: Server) -> list[str]:
+    """What the pools hold, once where all engines agree, else per engine."""
+    engines = [(f"DP{e.dp}", e.capacity) for e in server.engines] or [(r.label, r.capacity) for r in server.ranks[:1]]
+    engines = [(name, c) for name, c in engines if c != Capacity()]
+    if not engines and server.ranks:
+        engines = [(r.label, r.capacity) for r in server.ranks if r.capacity != Capacity()][:1]
+    if not engines:
+        return []
+    if len({c for _, c in engines}) == 1:
+        text = _capacity(server, engines[0][1])
+        return [f"{text}; each of {len(engines)} engines" if len(engines) > 1 else text]
+    lines = [f"{name}: {_capacity(server, c)}" for name, c in engines]
+    return lines[:MOST_TABLES] + ([f"{len(lines) - MOST_TABLES} more engines (--format json)"] if len(lines) > MOST_TABLES else [])
+
+
+def _capacity(server: Server, capacity: Capacity) -> str:
+    parts = []
+    if capacity.kv_tokens is not None:
+        text = f"{n.count(capacity.kv_tokens)} KV tokens"
+        if capacity.kv_swa_tokens is not None:
+            text += f" ({n.count(capacity.kv_swa_tokens)} in the sliding window)"
+        parts.append(text)
+    if capacity.kv_blocks is not None:
+        each = f" of {n.count(capacity.kv_block_tokens)} tokens" if capacity.kv_block_tokens else ""
+        parts.append(f"{n.count(capacity.kv_blocks)} blocks{each}")
+    if capacity.max_running_requests is not None:
+        parts.append(f"{n.count(capacity.max_running_requests)} running requests" + _bound(capacity))
+    if capacity.state_slots is not None and not _bound(capacity):
+        each = f" ({n.count(capacity.slots_per_request)} a request)" if capacity.slots_per_request else ""
+        parts.append(f"{n.count(capacity.state_slots)} state slots{each}")
+    if capacity.concurrency.requests is not None:
+        tokens = capacity.concurrency.tokens_per_request
+        parts.append(f"{n.count(capacity.concurrency.requests)} requests" + (f" of {n.count(tokens)} tokens at once" if tokens else " at once"))
+    if isinstance(context := server.config.get("context_length"), int):
+        parts.append(f"context {n.count(context)}")
+    return "; ".join(parts)
+
+
+def _bound(capacity: Capacity) -> str:
+    slots, each, running = capacity.state_slots, capacity.slots_per_request, capacity.max_running_requests
+    if slots and each and running is not None and slots // each == running:
+        return f" (bound by state slots: {n.count(slots)} at {each} a request)"
+    return ""
+
+
+def usage_words(server: Server) -> str:
+    """The peaks, or that there are none to tell."""
+    u = server.usage
+    parts = []
+    if u.peak_running_requests is not None:
+        parts.append(f"at most {n.count(u.peak_running_requests)} running")
+    if u.peak_queued_requests is not None:
+        parts.append(f"{n.count(u.peak_queued_requests)} queued")
+    shares = [("KV", u.peak_kv_usage), ("window KV", u.peak_swa_usage), ("state slots", u.peak_state_usage)]
+    peaks = [f"{name} {n.percent(value)}" for name, value in shares if value is not None]
+    text = ", ".join(parts)
+    if peaks:
+        text += ("; " if text else "") + ", ".join(peaks)
+    for name, value in (("preemption", u.preemptions), ("retraction", u.retractions)):
+        if value:
+            text += ("; " if text else "") + n.plural(value, name)
+    if not text:
+        return "no serving lines in the log: what the workload needed can't be told"
+    if 0 < u.lines < 10:
+        text += f" (only {n.plural(u.lines, 'usage line')})"
+    return text
+
+
+def _distinct_failures(server: Server) -> list[Any]:
+    seen: dict[tuple[str, str], Any] = {}
+    for failure in server.failures:
+        seen.setdefault((failure.kind, failure.phase), failure)
+    return list(seen.values())[:5]
+
+
+def failure_words(failure: Any, report: Report) -> str:
+    """The line that says it, with where it stands."""
+    if failure.evidence:
+        first = failure.evidence[0]
+        return f"{where(first, report)}: {clean(first.text, 200)}"
+    return clean(f"{failure.kind} in {failure.phase}".replace("_", " "), 200)
+
+
+def where(evidence: Evidence, report: Report) -> str:
+    """`line 71`, or `server.log:71` where there are several inputs."""
+    if len(report.inputs) > 1 and evidence.input < len(report.inputs):
+        return f"{clean(report.inputs[evidence.input].path, 200)}:{evidence.line}"
+    return f"line {evidence.line}"
+
+
+def _unread(report: Report, options: Options) -> list[tuple[str, str]]:
+    count = report.unrecognized.count
+    if not count:
+        return []
+    hint = "" if options.unrecognized else " (--unrecognized)"
+    return [("unread", f"{n.plural(count, 'memory-like line')} not understood{hint}")]
+
+
+def next_words(report: Report, index: int, options: Options) -> list[str]:
+    """Commands that tell more, where there is more to tell."""
+    server = report.servers[index]
+    words = []
+    if any(r.residual.base == "first_reading" and r.gpu.total_bytes is None for r in server.ranks) and not any(r.gpu.kind == "cpu" for r in server.ranks):
+        words.append(f"{options.command} --gpu-total 80GiB (or a card's name): close against the whole card")
+    if not options.evidence and any(e.evidence for r in server.ranks for e in r.entries):
+        words.append(f"{options.command} --evidence: the lines behind the figures")
+    return words[:1] if len(words) > 1 and options.rank else words
+
+
+def _evidence(server: Server, ranks: Sequence[Rank]) -> list[Evidence]:
+    found: dict[tuple[int, int], Evidence] = {}
+    groups = [e.evidence for r in ranks for e in r.entries]
+    groups += [f.evidence for f in server.failures]
+    groups += [f.evidence for f in server.findings]
+    for group in groups:
+        for evidence in group:
+            found.setdefault((evidence.input, evidence.line), evidence)
+    return [found[key] for key in sorted(found)]
+
+
+def other_starts(report: Report, shown: Sequence[int]) -> list[str]:
+    """The starts that are not shown in full, one line each."""
+    lines = []
+    for index, server in enumerate(report.servers):
+        if index in shown:
+            continue
+        lead = chief_finding(server.findings)
+        outcome = lead.text if lead is not None and server.state == "failed" else _STATE_WORDS.get(server.state, "state not in the log")
+        begin = clean(server.started_at, 40).replace("T", " ") if server.started_at else _span_words(server, report)
+        name = _FRAMEWORKS[server.framework] + (f" {clean(server.framework_version, 40)}" if server.framework_version else "")
+        lines.append(f"{index + 1}  {begin}  {name}  {model_name(server.model) or '-'}  {outcome}")
+    return lines
+
+
+def _span_words(server: Server, report: Report) -> str:
+    if not server.span:
+        return "-"
+    first = server.span[0]
+    return where(Evidence(first.input, first.first_line, ""), report)

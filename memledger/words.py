@@ -1,0 +1,111 @@
+"""Numbers in words: the one way every report prints sizes, counts and shares."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from memledger.units import GIB, KIB, MIB
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB with two decimals and no unit: `20.16`; `<0.01` where two decimals would print a zero."""
+    value = size / GIB
+    if 0 < abs(value) < 0.005:
+        return "<0.01" if size > 0 else ">-0.01"
+    text = f"{value:,.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def gib_about(size: int) -> str:
+    """Bytes as GiB for a sentence: one decimal from 10 GiB up (`115.4 GiB`), two below, with the unit."""
+    value = abs(size) / GIB
+    if value >= 9.995:
+        return f"{size / GIB:,.1f} GiB"
+    if value >= 0.095:
+        return f"{size / GIB:.2f} GiB"
+    return amount(size)
+
+
+def tolerance(size: int, plus_minus: str = "±") -> str:
+    """A tolerance in GiB: `±0.03`; nothing for an exact figure."""
+    if size == 0:
+        return ""
+    value = size / GIB
+    return f"{plus_minus}{value:.2f}" if value >= 0.005 else f"{plus_minus}<0.01"
+
+
+def signed_gib(size: int) -> str:
+    """Bytes as GiB with a sign: `+0.31`, `-0.40`, `0.00`."""
+    text = f"{size / GIB:+,.2f}"
+    return "0.00" if text in {"+0.00", "-0.00"} else text
+
+
+def amount(size: int) -> str:
+    """Bytes in the unit that suits them: `64 KiB`, `146.8 MiB`, `2.10 GiB`."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(size) >= unit:
+            value = size / unit
+            if value == int(value):
+                return f"{int(value):,} {name}"
+            return f"{value:,.2f} {name}" if unit == GIB else f"{value:,.1f} {name}"
+    return f"{size} B"
+
+
+def count(number: float) -> str:
+    """A count with thousands separators; a fraction keeps two decimals."""
+    if isinstance(number, int) or number == int(number):
+        return f"{int(number):,}"
+    return f"{number:,.2f}"
+
+
+def count_short(number: int) -> str:
+    """A large count for a sentence: `575K`, `1.02M`."""
+    if abs(number) >= 999_500:
+        return f"{number / 1e6:.2f}M"
+    if abs(number) >= 10_000:
+        return f"{number / 1e3:.0f}K"
+    return f"{number:,}"
+
+
+def percent(fraction: float, digits: int = 0) -> str:
+    """A fraction as a share: `12 %`, with `digits` decimals; never rounds something down to nothing."""
+    text = f"{fraction * 100:.{digits}f}"
+    if float(text) == 0 and fraction != 0:
+        return f"<{10**-digits:.{digits}f} %" if fraction > 0 else f">-{10**-digits:.{digits}f} %"
+    return f"{text} %"
+
+
+def duration(start: str | None, end: str | None) -> str | None:
+    """The time between two ISO times in words (`6 h`, `14 min`, `38 s`); None where one is missing or they do not compare."""
+    if start is None or end is None:
+        return None
+    try:
+        seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    except (ValueError, TypeError):
+        return None
+    if seconds < 0:
+        return None
+    for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size or (seconds >= size and name == "h"):
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """`1 GPU`, `8 GPUs`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def dtype(name: str) -> str:
+    """A data type as people write it: `torch.bfloat16` is `bf16`."""
+    short = name.removeprefix("torch.")
+    return {
+        "bfloat16": "bf16",
+        "float16": "fp16",
+        "half": "fp16",
+        "float32": "fp32",
+        "float8_e4m3fn": "fp8 e4m3",
+        "float8_e4m3fnuz": "fp8 e4m3",
+        "float8_e5m2": "fp8 e5m2",
+        "float4_e2m1fn_x2": "fp4",
+    }.get(short, short)
