@@ -12,14 +12,16 @@ from typing import Final
 from memledger.events import Event, Prefix
 from memledger.grammar import Rule, RuleSet, Value, expectation_matches, match_rule
 from memledger.ledger import Evidence, Unrecognized
-from memledger.prefix import peel
+from memledger.prefix import is_users_text, peel, records
 from memledger.sanitize import clean
 
 MOST_EXAMPLES: Final = 20
 LONGEST_LINE: Final = 4 * 2**20
 """Longer lines are cut for parsing (nothing that the engines print about memory comes near)."""
 
-_MEMORY_LIKE: Final = re.compile(rb"\d[\d.,]*\s?(?:[GMT]i?B)\b|(?i:\b(?:memory|kv|cache|mamba|pool|gpu)\b[^\n]{0,60}?\d[\d,]*\s(?:tokens|slots|blocks)\b)")
+_MEMORY_LIKE: Final = re.compile(
+    rb"\d[\d.,]*\s?(?:[GMT]i?B)\b|(?i:\b(?:memory|kv|cache|mamba|pool|gpu)\b[^\n]{0,60}?\d[\d,]*\s(?:tokens|slots|blocks)\b)"
+)
 
 
 class Scanner:
@@ -27,7 +29,9 @@ class Scanner:
 
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
-        self._anchors = re.compile(b"|".join(re.escape(a.encode()) for a in sorted(rules.anchors, key=len, reverse=True)))
+        self._anchors = re.compile(
+            b"|".join(re.escape(a.encode()) for a in sorted(rules.anchors, key=len, reverse=True))
+        )
         self.bytes = 0
         self.lines = 0
         self._unrecognized = 0
@@ -51,15 +55,20 @@ class Scanner:
         for piece in raw[:LONGEST_LINE].decode("utf-8", "replace").replace("\r\n", "\n").rstrip("\n").split("\r"):
             if not piece.strip():
                 continue
-            prefix, message = peel(piece)
-            if (found := self.recognise(message)) is not None:
-                rule, fields = found
-                if rule.kind != "not_memory":
-                    yield Event(rule, fields, prefix, input_index, number, message, clean(piece))
-            elif _MEMORY_LIKE.search(piece.encode("utf-8", "replace")) and prefix != Prefix():
-                self._unrecognized += 1
-                if len(self._examples) < MOST_EXAMPLES:
-                    self._examples.append(Evidence(input_index, number, clean(piece)))
+            for prefix, message, text in records(piece):
+                yield from self._record(prefix, message, text, input_index, number)
+
+    def _record(self, prefix: Prefix, message: str, piece: str, input_index: int, number: int) -> Iterator[Event]:
+        if (found := self.recognise(message)) is not None:
+            rule, fields = found
+            if rule.kind != "not_memory":
+                yield Event(rule, fields, prefix, input_index, number, message, clean(piece))
+        elif (
+            not is_users_text(message) and _MEMORY_LIKE.search(piece.encode("utf-8", "replace")) and prefix != Prefix()
+        ):
+            self._unrecognized += 1
+            if len(self._examples) < MOST_EXAMPLES:
+                self._examples.append(Evidence(input_index, number, clean(piece)))
 
     def recognise(self, message: str) -> tuple[Rule, dict[str, Value]] | None:
         """The first rule in force that takes `message`, with its fields."""
@@ -102,5 +111,7 @@ def check_rules(rules: RuleSet) -> list[str]:
                 if name not in rule.fields:
                     problems.append(f"{rule.full_id}: sample expects unknown field {name!r}")
                 elif not expectation_matches(value, fields.get(name), rule.fields[name]):
-                    problems.append(f"{rule.full_id}: {name}: expected {value!r}, got {fields.get(name)!r}: {sample.line!r}")
+                    problems.append(
+                        f"{rule.full_id}: {name}: expected {value!r}, got {fields.get(name)!r}: {sample.line!r}"
+                    )
     return problems
