@@ -92,6 +92,11 @@ class Entry(msgspec.Struct, frozen=True):
         return Amount(self.bytes, self.tolerance_bytes)
 
 
+def stage_base(stage: str) -> str:
+    """The stage's name without the part that tells a second interval of that name apart (`graphs/draft`)."""
+    return stage.partition("/")[0]
+
+
 def entry(
     account: str,
     amount: Amount,
@@ -108,28 +113,31 @@ def entry(
     """
     if not is_account(account):
         raise ValueError(f"no such account: {account}")
-    if stage is not None and stage not in STAGES:
+    if stage is not None and stage_base(stage) not in STAGES:
         raise ValueError(f"no such stage: {stage}")
     return Entry(account, amount.bytes, amount.tolerance, basis, detail, tuple(evidence), stage)
 
 
 class StageResidual(msgspec.Struct, frozen=True):
-    """What remains of a stage when its entries are taken off; negative: more was entered than memory fell."""
+    """What remains of a stage when its entries are taken off; negative: more was entered than memory fell.
 
-    bytes: int
-    tolerance_bytes: int
+    None where the reading at the stage's start is not in the log.
+    """
+
+    bytes: int | None
+    tolerance_bytes: int | None
 
 
 class Stage(msgspec.Struct, frozen=True):
     """The interval between two consecutive free-memory readings of one rank.
 
     `free_before_bytes` is the reading that closed the stage before (or the opening balance), so that every pair of
-    consecutive readings belongs to exactly one stage. `candidates` names what is known to move memory in this stage
-    without a line of its own.
+    consecutive readings belongs to exactly one stage; None where the log starts later. `candidates` names what is known
+    to move memory in this stage without a line of its own.
     """
 
     name: str
-    free_before_bytes: int
+    free_before_bytes: int | None
     free_after_bytes: int
     residual: StageResidual
     candidates: tuple[str, ...] = ()
@@ -339,7 +347,11 @@ class Report(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Free memory of one rank at one moment; `stage` names the interval that this reading closes."""
+    """Free memory of one rank at one moment; `stage` names the interval that this reading closes.
+
+    A second interval of a name later in time is told apart by a word after a slash (`graphs/draft`, where an engine
+    captures the draft's graphs after the target's are long done); the stage itself keeps the plain name.
+    """
 
     stage: str
     free: Amount
@@ -393,7 +405,7 @@ def build_stages(
         after = group[-1].free
         rest = before - after - total(taken)
         known = (candidates or {}).get(name, ())
-        stages.append(Stage(name, before.bytes, after.bytes, StageResidual(rest.bytes, rest.tolerance), known))
+        stages.append(Stage(stage_base(name), before.bytes, after.bytes, StageResidual(rest.bytes, rest.tolerance), known))
         before = after
     return tuple(stages)
 
@@ -404,8 +416,12 @@ def _stage_index(names: list[str], wanted: str | None) -> int:
         return len(names) - 1
     if wanted in names:
         return names.index(wanted)
-    position = STAGES.index(wanted)
-    later = [i for i, name in enumerate(names) if STAGES.index(name) > position]
+    base = stage_base(wanted)
+    bases = [stage_base(name) for name in names]
+    if base in bases:
+        return len(bases) - 1 - bases[::-1].index(base)
+    position = STAGES.index(base)
+    later = [i for i, name in enumerate(bases) if STAGES.index(name) > position]
     return later[0] if later else len(names) - 1
 
 

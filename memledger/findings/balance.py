@@ -35,7 +35,7 @@ def unexplained(server: Server) -> Finding | None:
     text = f"{n.gib_about(size)} {_share(rank, size)}{_where(server, rank)} is held by nothing that the log names"
     stage = _stage(rank, 1)
     if stage is not None:
-        text += f"; {n.gib_about(stage.residual.bytes)} of it went {STAGE_WORDS[stage.name]}"
+        text += f"; {n.gib_about((stage.residual.bytes or 0))} of it went {STAGE_WORDS[stage.name]}"
         if stage.candidates:
             text += f" (candidates: {', '.join(stage.candidates)})"
     return Finding("ML301", "memory without an owner", _severity(rank, size), size, text + ".", _readings(rank))
@@ -51,7 +51,7 @@ def over_counted(server: Server) -> Finding | None:
     text = f"The lines name {n.gib_about(size)} {_share(rank, size)} more than free memory fell{_where(server, rank)}"
     stage = _stage(rank, -1)
     if stage is not None:
-        text += f", {n.gib_about(-stage.residual.bytes)} of it {STAGE_WORDS[stage.name]}"
+        text += f", {n.gib_about(-(stage.residual.bytes or 0))} of it {STAGE_WORDS[stage.name]}"
     text += ": memory was given back, or another process released some"
     if rank.gpu.unified_memory:
         text += " (on unified memory the page cache shrinks as well)"
@@ -95,8 +95,8 @@ def _severity(rank: Rank, size: int) -> Severity:
 
 
 def _stage(rank: Rank, sign: int) -> Stage | None:
-    stages = [s for s in rank.stages if s.residual.bytes * sign > 0]
-    return max(stages, key=lambda s: abs(s.residual.bytes), default=None)
+    stages = [s for s in rank.stages if (s.residual.bytes or 0) * sign > 0]
+    return max(stages, key=lambda s: abs((s.residual.bytes or 0)), default=None)
 
 
 def _readings(rank: Rank) -> tuple[Evidence, ...]:

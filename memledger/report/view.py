@@ -341,8 +341,8 @@ def worst_stage(rank: Rank) -> Stage | None:
     if not rank.residual.bytes:
         return None
     sign = 1 if rank.residual.bytes > 0 else -1
-    stages = [s for s in rank.stages if s.residual.bytes * sign > 0]
-    return max(stages, key=lambda s: abs(s.residual.bytes), default=None)
+    stages = [s for s in rank.stages if (s.residual.bytes or 0) * sign > 0]
+    return max(stages, key=lambda s: abs((s.residual.bytes or 0)), default=None)
 
 
 # ------------------------------------------------------------------------------------------------------------- folding
@@ -527,7 +527,7 @@ def _residual_note(rank: Rank) -> str:
     residual = rank.residual
     if stage is None or residual.bytes is None or abs(residual.bytes) <= (residual.tolerance_bytes or 0):
         return ""
-    return f"{n.signed_gib(stage.residual.bytes)} {STAGE_WORDS[stage.name]}"
+    return f"{n.signed_gib((stage.residual.bytes or 0))} {STAGE_WORDS[stage.name]}"
 
 
 def candidate_words(rank: Rank) -> str:
