@@ -7,11 +7,9 @@ import sys
 
 def main() -> None:
     """Run the command line."""
-    from memledger.pipeline import explain, to_json
+    from memledger.cli.app import run
 
-    report = explain([a for a in sys.argv[2:] if a.endswith(".log")])
-    sys.stdout.buffer.write(to_json(report))
-    sys.exit(0 if report.servers else 3)
+    sys.exit(run())
 
 
 if __name__ == "__main__":

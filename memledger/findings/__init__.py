@@ -13,7 +13,16 @@ from memledger.findings.host import host_memory
 from memledger.findings.state import capped_by_slots, idle_slots, slots_are_the_ceiling
 from memledger.ledger import Finding, Report, Server
 
-_FAMILIES = (failure_summary, idle_slots, slots_are_the_ceiling, capped_by_slots, unexplained, over_counted, in_use_at_start, host_memory)
+_FAMILIES = (
+    failure_summary,
+    idle_slots,
+    slots_are_the_ceiling,
+    capped_by_slots,
+    unexplained,
+    over_counted,
+    in_use_at_start,
+    host_memory,
+)
 
 
 def find(server: Server) -> tuple[Finding, ...]:

@@ -35,7 +35,7 @@ def unexplained(server: Server) -> Finding | None:
     text = f"{n.gib_about(size)} {_share(rank, size)}{_where(server, rank)} is held by nothing that the log names"
     stage = _stage(rank, 1)
     if stage is not None:
-        text += f"; {n.gib_about((stage.residual.bytes or 0))} of it went {STAGE_WORDS[stage.name]}"
+        text += f"; {n.gib_about(stage.residual.bytes or 0)} of it went {STAGE_WORDS[stage.name]}"
         if stage.candidates:
             text += f" (candidates: {', '.join(stage.candidates)})"
     return Finding("ML301", "memory without an owner", _severity(rank, size), size, text + ".", _readings(rank))
@@ -96,7 +96,7 @@ def _severity(rank: Rank, size: int) -> Severity:
 
 def _stage(rank: Rank, sign: int) -> Stage | None:
     stages = [s for s in rank.stages if (s.residual.bytes or 0) * sign > 0]
-    return max(stages, key=lambda s: abs((s.residual.bytes or 0)), default=None)
+    return max(stages, key=lambda s: abs(s.residual.bytes or 0), default=None)
 
 
 def _readings(rank: Rank) -> tuple[Evidence, ...]:

@@ -11,7 +11,7 @@ import math
 from typing import Final
 
 from memledger import words as n
-from memledger.ledger import Effect, Entry, Evidence, Finding, Rank, Remedy, Server, account_total
+from memledger.ledger import Effect, Entry, Evidence, Finding, Rank, Remedy, Server, Severity, account_total
 from memledger.units import MIB
 
 FULL: Final = 0.95
@@ -51,7 +51,11 @@ def idle_slots(server: Server) -> Finding | None:
     remedy = _smaller_pool(server, rank, per_request, running, slots, slot_bytes, held)
     if remedy is not None:
         text += f" {_remedy_words(server, rank, remedy, per_request)}"
-    severity = "warning" if idle * slot_bytes >= 0.05 * (rank.residual.opening_bytes or 0) and server.usage.lines >= FEW_LINES else "note"
+    severity: Severity = (
+        "warning"
+        if idle * slot_bytes >= 0.05 * (rank.residual.opening_bytes or 0) and server.usage.lines >= FEW_LINES
+        else "note"
+    )
     remedies = () if remedy is None else (remedy,)
     return Finding("ML101", "state slots idle", severity, idle * slot_bytes, text, _state_evidence(rank), remedies)
 
@@ -67,8 +71,7 @@ def _idle_unknown_share(server: Server, rank: Rank, slots: int, slot_bytes: int,
         f"({n.plural(running, 'running request')} at the peak): {n.gib_about((slots - held) * slot_bytes)} were never held{_few_lines(server)}. "
         "How many slots one request takes is not in the log, so no smaller number is named here."
     )
-    severity = "note"
-    return Finding("ML101", "state slots idle", severity, (slots - held) * slot_bytes, text, _state_evidence(rank))
+    return Finding("ML101", "state slots idle", "note", (slots - held) * slot_bytes, text, _state_evidence(rank))
 
 
 def slots_are_the_ceiling(server: Server) -> Finding | None:
@@ -94,7 +97,9 @@ def slots_are_the_ceiling(server: Server) -> Finding | None:
     if queued:
         text += f" Up to {n.plural(queued, 'request')} waited."
     text += f" More slots ({FLAG}, --mamba-full-memory-ratio) cost KV tokens that were not used."
-    return Finding("ML102", "state slots are the ceiling", "warning" if queued else "note", 0, text, _state_evidence(rank))
+    return Finding(
+        "ML102", "state slots are the ceiling", "warning" if queued else "note", 0, text, _state_evidence(rank)
+    )
 
 
 def capped_by_slots(server: Server) -> Finding | None:
@@ -102,13 +107,19 @@ def capped_by_slots(server: Server) -> Finding | None:
     rank = _rank_with_slots(server)
     if rank is None:
         return None
-    slots, per_request, running = rank.capacity.state_slots or 0, rank.capacity.slots_per_request, rank.capacity.max_running_requests
+    slots, per_request, running = (
+        rank.capacity.state_slots or 0,
+        rank.capacity.slots_per_request,
+        rank.capacity.max_running_requests,
+    )
     if not per_request or running is None or slots // per_request != running:
         return None
     asked = server.config.get("max_running_requests")
     before = f" of the {n.count(asked)} asked for" if isinstance(asked, int) and asked > running else ""
     text = f"The state slots cap the running requests at {n.count(running)}{before}: {n.count(slots)} slots at {per_request} a request."
-    return Finding("ML103", "running requests capped by state slots", "note" if before else "info", 0, text, _state_evidence(rank))
+    return Finding(
+        "ML103", "running requests capped by state slots", "note" if before else "info", 0, text, _state_evidence(rank)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -123,7 +134,11 @@ def _rank_with_slots(server: Server) -> Rank | None:
 
 def _slot_entries(rank: Rank) -> list[Entry]:
     """The entries that are so many bytes per slot (speculative states go by request, not by slot)."""
-    return [e for e in rank.entries if e.account in {"recurrent_state/conv", "recurrent_state/ssm"} and e.basis in {"logged", "derived"}]
+    return [
+        e
+        for e in rank.entries
+        if e.account in {"recurrent_state/conv", "recurrent_state/ssm"} and e.basis in {"logged", "derived"}
+    ]
 
 
 def _bytes_per_slot(rank: Rank, slots: int) -> int:
@@ -209,5 +224,3 @@ def _remedy_words(server: Server, rank: Rank, remedy: Remedy, per_request: int) 
     if server.config.get("prefix_caching") is not False:
         text += "; slots that no request runs in can hold cached prefixes"
     return text + "."
-
-

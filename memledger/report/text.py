@@ -9,13 +9,15 @@ from typing import Final
 
 import msgspec
 
-from memledger.ledger import Evidence, Report
 from memledger import words as n
+from memledger.ledger import Evidence, Report
 from memledger.report.view import Cause, Options, Row, Table, View, build, choose_servers, other_starts, where
 from memledger.sanitize import clean
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
-_ASCII: Final = str.maketrans({"·": "-", "±": "+-", "…": "...", "×": "x", "–": "-", "—": "-", "→": "->", "\N{REPLACEMENT CHARACTER}": "?"})
+_ASCII: Final = str.maketrans(
+    {"·": "-", "±": "+-", "…": "...", "×": "x", "–": "-", "—": "-", "→": "->", "\N{REPLACEMENT CHARACTER}": "?"}
+)
 _BAR: Final = re.compile(r"(?<=  )[▏▎▍▌▋▊▉█]+(?=  )|(?<=  )#+(?=  )")
 _FACT_WIDTH: Final = 9
 LEAST_NOTE: Final = 18
@@ -126,7 +128,9 @@ def _table(table: Table, style: Style) -> list[str]:
     lines[0] = _paint(lines[0], "bold", style)
     lines[1:] = [_paint_row(line, style) for line in lines[1:]]
     if not beside:
-        below = [textwrap.wrap(row.note, style.width, initial_indent="    ", subsequent_indent="    ") for row in table.rows]
+        below = [
+            textwrap.wrap(row.note, style.width, initial_indent="    ", subsequent_indent="    ") for row in table.rows
+        ]
         lines = [lines[0], *(line for row, notes in zip(lines[1:], below, strict=True) for line in (row, *notes))]
     if title_apart:
         lines.insert(0, _paint(table.title, "bold", style))
@@ -148,7 +152,13 @@ def _cells(row: Row, style: Style) -> tuple[str, str, str, str, str]:
     basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
     share = "" if row.share is None else f"{row.share * 100:.1f}%"
     size = "?" if row.bytes is None else n.gib(row.bytes)
-    return row.label, size, "0.0%" if share == "-0.0%" else share, basis if style.unicode else basis.translate(_ASCII), line_numbers(row.lines)
+    return (
+        row.label,
+        size,
+        "0.0%" if share == "-0.0%" else share,
+        basis if style.unicode else basis.translate(_ASCII),
+        line_numbers(row.lines),
+    )
 
 
 def line_numbers(evidence: Sequence[Evidence]) -> str:
@@ -184,7 +194,13 @@ def _paint(text: str, colour: str, style: Style) -> str:
 def _paint_row(line: str, style: Style) -> str:
     if not style.colour:
         return line
-    colour = "yellow" if line.startswith(("unexplained", "over-counted")) else "green" if line.startswith("free ") else "cyan"
+    colour = (
+        "yellow"
+        if line.startswith(("unexplained", "over-counted"))
+        else "green"
+        if line.startswith("free ")
+        else "cyan"
+    )
     return _BAR.sub(lambda m: _paint(m.group(), colour, style), line, count=1)
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from memledger.ledger import ACCOUNTS, Capacity, Entry, Evidence, Finding, Rank, Report, Server, Stage, account_total
 from memledger import words as n
+from memledger.ledger import ACCOUNTS, Capacity, Entry, Evidence, Finding, Rank, Report, Server, Stage, account_total
 from memledger.sanitize import clean
 from memledger.units import GIB, Amount, total
 
@@ -180,7 +180,11 @@ def choose_ranks(server: Server, label: str | None) -> list[Rank]:
 
 
 def _rank_words(rank: Rank) -> set[str]:
-    return set(rank.label.upper().split()) | {f"TP{rank.tp or 0}"} | ({f"PID{rank.pid}"} if rank.pid is not None else set())
+    return (
+        set(rank.label.upper().split())
+        | {f"TP{rank.tp or 0}"}
+        | ({f"PID{rank.pid}"} if rank.pid is not None else set())
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ the view
@@ -211,7 +215,9 @@ def build(report: Report, index: int, options: Options) -> View:
 def header(report: Report, index: int) -> str:
     """`SGLang 0.5.18 · Qwen3.8-27B-FP8 · 1 GPU · serving · 2026-09-09 11:57:18, 6 h of log, 1 start`."""
     server = report.servers[index]
-    name = _FRAMEWORKS[server.framework] + (f" {clean(server.framework_version, 40)}" if server.framework_version else "")
+    name = _FRAMEWORKS[server.framework] + (
+        f" {clean(server.framework_version, 40)}" if server.framework_version else ""
+    )
     parts = [name, model_name(server.model) or "model not in the log", devices(server)]
     if server.label:
         parts.append(clean(server.label, 60))
@@ -241,7 +247,9 @@ def devices(server: Server) -> str:
     """How many devices, from the configured sizes, and how many of their ranks the log shows."""
     ranks = server.ranks
     kinds = {r.gpu.kind for r in ranks}
-    word = {"cpu": "CPU worker", "npu": "NPU", "xpu": "XPU"}.get(str(next(iter(kinds))) if len(kinds) == 1 else "", "GPU")
+    word = {"cpu": "CPU worker", "npu": "NPU", "xpu": "XPU"}.get(
+        str(next(iter(kinds))) if len(kinds) == 1 else "", "GPU"
+    )
     names = {r.gpu.name for r in ranks if r.gpu.name}
     sizes = {k: v for k in ("tp", "pp", "dp", "ep") if isinstance(v := server.config.get(f"{k}_size"), int) and v > 1}
     if not ranks:
@@ -286,7 +294,9 @@ def plain_sentence(server: Server) -> str:
     ranks = [r for r in server.ranks if r.entries]
     if not ranks:
         return "The log names no memory of this start: " + (
-            "it holds serving lines only." if server.usage.lines or server.usage.peak_running_requests is not None else "nothing was allocated in it."
+            "it holds serving lines only."
+            if server.usage.lines or server.usage.peak_running_requests is not None
+            else "nothing was allocated in it."
         )
     rank = worst(ranks)
     opening = rank.residual.opening_bytes
@@ -342,7 +352,7 @@ def worst_stage(rank: Rank) -> Stage | None:
         return None
     sign = 1 if rank.residual.bytes > 0 else -1
     stages = [s for s in rank.stages if (s.residual.bytes or 0) * sign > 0]
-    return max(stages, key=lambda s: abs((s.residual.bytes or 0)), default=None)
+    return max(stages, key=lambda s: abs(s.residual.bytes or 0), default=None)
 
 
 # ------------------------------------------------------------------------------------------------------------- folding
@@ -385,7 +395,9 @@ def alike(one: Rank, other: Rank) -> bool:
     host_one, host_other = (account_total(r.entries, "host") for r in (one, other))
     if (host_one is None) != (host_other is None):
         return False
-    return all(abs(first[a].bytes - second[a].bytes) <= max(share, first[a].tolerance + second[a].tolerance) for a in first)
+    return all(
+        abs(first[a].bytes - second[a].bytes) <= max(share, first[a].tolerance + second[a].tolerance) for a in first
+    )
 
 
 def _title(server: Server, group: Sequence[Rank]) -> tuple[str, tuple[str, ...]]:
@@ -403,7 +415,9 @@ def _title(server: Server, group: Sequence[Rank]) -> tuple[str, tuple[str, ...]]
     residuals = [r.residual.bytes for r in group if r.residual.bytes is not None]
     remarks = []
     if spread >= 0.005 * GIB:
-        remarks.append(f"the {len(group)} ranks differ by at most {n.amount(spread)} ({ACCOUNT_LABELS[spread_account]})")
+        remarks.append(
+            f"the {len(group)} ranks differ by at most {n.amount(spread)} ({ACCOUNT_LABELS[spread_account]})"
+        )
     else:
         remarks.append(f"the {len(group)} ranks are alike")
     if residuals and max(residuals) - min(residuals) >= 0.005 * GIB:
@@ -498,14 +512,28 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
     if residual.bytes is not None:
         share = residual.bytes / opening if opening else None
         label = "unexplained" if residual.bytes >= 0 else "over-counted"
-        rows.append(Row("unexplained", "unexplained", label, residual.bytes, residual.tolerance_bytes or 0, share, "", (), _residual_note(rank)))
+        rows.append(
+            Row(
+                "unexplained",
+                "unexplained",
+                label,
+                residual.bytes,
+                residual.tolerance_bytes or 0,
+                share,
+                "",
+                (),
+                _residual_note(rank),
+            )
+        )
     if free_row is not None:
         rows.append(free_row)
     if opening is not None:
         rows.append(Row("opening", "opening", opening_words(rank), opening, 0, 1.0, "", (), verdict_words(rank)))
     else:
         known = total([e.amount for e in entries])
-        rows.append(Row("total", "total", "sum of the above", known.bytes, known.tolerance, None, "", (), verdict_words(rank)))
+        rows.append(
+            Row("total", "total", "sum of the above", known.bytes, known.tolerance, None, "", (), verdict_words(rank))
+        )
     return rows
 
 
@@ -527,7 +555,7 @@ def _residual_note(rank: Rank) -> str:
     residual = rank.residual
     if stage is None or residual.bytes is None or abs(residual.bytes) <= (residual.tolerance_bytes or 0):
         return ""
-    return f"{n.signed_gib((stage.residual.bytes or 0))} {STAGE_WORDS[stage.name]}"
+    return f"{n.signed_gib(stage.residual.bytes or 0)} {STAGE_WORDS[stage.name]}"
 
 
 def candidate_words(rank: Rank) -> str:
@@ -545,7 +573,19 @@ def _host_rows(entries: Sequence[Entry]) -> list[Row]:
     for entry in entries:
         label = entry.account.removeprefix("host/").replace("_", " ").replace("/", ", ").replace("kv cache", "KV cache")
         share = entry.bytes / whole.bytes if whole.bytes else None
-        rows.append(Row("entry", entry.account, label, entry.bytes, entry.tolerance_bytes, share, entry.basis, entry.evidence, detail_note(entry.detail)))
+        rows.append(
+            Row(
+                "entry",
+                entry.account,
+                label,
+                entry.bytes,
+                entry.tolerance_bytes,
+                share,
+                entry.basis,
+                entry.evidence,
+                detail_note(entry.detail),
+            )
+        )
     if len(rows) > 1:
         rows.append(Row("total", "total", "sum", whole.bytes, whole.tolerance))
     return rows
@@ -691,7 +731,9 @@ def capacity_words(server: Server) -> list[str]:
         text = _capacity(server, engines[0][1])
         return [f"{text}; each of {len(engines)} engines" if len(engines) > 1 else text]
     lines = [f"{name}: {_capacity(server, c)}" for name, c in engines]
-    return lines[:MOST_TABLES] + ([f"{len(lines) - MOST_TABLES} more engines (--format json)"] if len(lines) > MOST_TABLES else [])
+    return lines[:MOST_TABLES] + (
+        [f"{len(lines) - MOST_TABLES} more engines (--format json)"] if len(lines) > MOST_TABLES else []
+    )
 
 
 def _capacity(server: Server, capacity: Capacity) -> str:
@@ -711,7 +753,10 @@ def _capacity(server: Server, capacity: Capacity) -> str:
         parts.append(f"{n.count(capacity.state_slots)} state slots{each}")
     if capacity.concurrency.requests is not None:
         tokens = capacity.concurrency.tokens_per_request
-        parts.append(f"{n.count(capacity.concurrency.requests)} requests" + (f" of {n.count(tokens)} tokens at once" if tokens else " at once"))
+        parts.append(
+            f"{n.count(capacity.concurrency.requests)} requests"
+            + (f" of {n.count(tokens)} tokens at once" if tokens else " at once")
+        )
     if isinstance(context := server.config.get("context_length"), int):
         parts.append(f"context {n.count(context)}")
     return "; ".join(parts)
@@ -781,7 +826,9 @@ def next_words(report: Report, index: int, options: Options) -> list[str]:
     """Commands that tell more, where there is more to tell."""
     server = report.servers[index]
     words = []
-    if any(r.residual.base == "first_reading" and r.gpu.total_bytes is None for r in server.ranks) and not any(r.gpu.kind == "cpu" for r in server.ranks):
+    if any(r.residual.base == "first_reading" and r.gpu.total_bytes is None for r in server.ranks) and not any(
+        r.gpu.kind == "cpu" for r in server.ranks
+    ):
         words.append(f"{options.command} --gpu-total 80GiB (or a card's name): close against the whole card")
     if not options.evidence and any(e.evidence for r in server.ranks for e in r.entries):
         words.append(f"{options.command} --evidence: the lines behind the figures")
@@ -806,9 +853,15 @@ def other_starts(report: Report, shown: Sequence[int]) -> list[str]:
         if index in shown:
             continue
         lead = chief_finding(server.findings)
-        outcome = lead.text if lead is not None and server.state == "failed" else _STATE_WORDS.get(server.state, "state not in the log")
+        outcome = (
+            lead.text
+            if lead is not None and server.state == "failed"
+            else _STATE_WORDS.get(server.state, "state not in the log")
+        )
         begin = clean(server.started_at, 40).replace("T", " ") if server.started_at else _span_words(server, report)
-        name = _FRAMEWORKS[server.framework] + (f" {clean(server.framework_version, 40)}" if server.framework_version else "")
+        name = _FRAMEWORKS[server.framework] + (
+            f" {clean(server.framework_version, 40)}" if server.framework_version else ""
+        )
         lines.append(f"{index + 1}  {begin}  {name}  {model_name(server.model) or '-'}  {outcome}")
     return lines
 

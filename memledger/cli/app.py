@@ -1,0 +1,112 @@
+"""The command line: subcommands are imported when they are called, so that `--help` and `--version` start at once."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from memledger import __version__
+
+COMMANDS: Final = {
+    "explain": ("memledger.cli.explain", "Where the memory went, from a server's log."),
+    "rules": ("memledger.cli.rules", "The log lines that are understood, and whether their samples still are."),
+    "demo": ("memledger.cli.demo", "The report of a bundled log."),
+}
+"""Each command's module (which holds it under the name `command`) and its line in `--help`."""
+
+DONE: Final = 0
+CONDITION_HOLDS: Final = 1
+WRONG_USAGE: Final = 2
+NOTHING_RECOGNISED: Final = 3
+UNREADABLE: Final = 4
+INTERNAL_ERROR: Final = 70
+INTERRUPTED: Final = 130
+
+_LOG_ENDINGS: Final = (".log", ".txt", ".out", ".err", ".gz", ".xz", ".zst", ".bz2", ".json", ".jsonl")
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of their own, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; None where there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names; a file or a mistyped name gets the command that was meant."""
+        name = args[0]
+        if name not in COMMANDS:
+            ctx.fail(_not_a_command(name, args))
+        return super().resolve_command(ctx, args)
+
+
+def _not_a_command(name: str, args: Sequence[str]) -> str:
+    shown = name.encode("utf-8", "replace").decode()
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    if not near and (name == "-" or name.endswith(_LOG_ENDINGS) or os.sep in name or os.path.exists(name)):  # noqa: PTH110
+        rest = " ".join(args).encode("utf-8", "replace").decode()
+        return f"No command {shown!r}. To read a log: memledger explain {rest}"
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(COMMANDS)}."
+    return f"No command {shown!r}. {hint}"
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done; 1 a --fail-on condition holds; 2 wrong usage; 3 nothing recognised; 4 an input can't be read.",
+)
+@click.version_option(__version__, "-V", "--version", prog_name="memledger", message="%(prog)s %(version)s")
+@click.pass_context
+def group(ctx: click.Context) -> None:
+    r"""Where the GPU memory of an SGLang or vLLM server went, and whether the workload needs it there.
+
+    \b
+      memledger explain server.log        a finished or growing log; no GPU needed
+      memledger demo                      what the answer looks like
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(WRONG_USAGE)
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run the command line and give the exit code; whatever the user or the input did wrong is one sentence on stderr."""
+    try:
+        code = group.main(args, prog_name="memledger", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Exception as error:
+        if type(error).__name__ == "OutputClosedError":  # by name: its module is not imported for --help
+            return DONE
+        if os.environ.get("MEMLEDGER_TRACEBACK"):
+            raise
+        click.echo(
+            f"memledger: internal error: {type(error).__name__}: {error}. MEMLEDGER_TRACEBACK=1 shows where; please report it.",
+            err=True,
+        )
+        return INTERNAL_ERROR
+    return code if isinstance(code, int) else DONE

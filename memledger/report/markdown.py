@@ -1,0 +1,100 @@
+"""The report as Markdown, for pasting into an issue thread."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from memledger import words as n
+from memledger.ledger import Report
+from memledger.report.text import line_numbers
+from memledger.report.view import Options, Row, Table, View, build, choose_servers, other_starts, where
+from memledger.sanitize import clean
+
+_SPECIAL: Final = re.compile(r"([\\`*_\[\]|~])")
+_REFERENCE: Final = re.compile(r"@(?=\w)|#(?=\d)")
+
+
+def render(report: Report, options: Options | None = None) -> str:
+    """The whole report as GitHub-flavoured Markdown, ending in a newline.
+
+    Raises:
+        LookupError: `options` name a start or a rank that is not there.
+    """
+    options = options or Options()
+    shown = choose_servers(report, options)
+    blocks = [block for index in shown for block in _server(build(report, index, options), report)]
+    others = other_starts(report, shown)
+    if others:
+        blocks.append(_details("Other starts", _code(others)))
+    if report.unrecognized.count and options.unrecognized:
+        lines = [f"{where(e, report)}: {clean(e.text)}" for e in report.unrecognized.examples]
+        blocks.append(
+            _details(f"{n.plural(report.unrecognized.count, 'memory-like line')} not understood", _code(lines))
+        )
+    return "\n\n".join(blocks) + "\n"
+
+
+def escape(text: str) -> str:
+    """`text` so that Markdown shows it as it is: no markup, no HTML, no table cells of its own, nobody mentioned."""
+    flat = html.escape(" ".join(text.split()), quote=False)
+    return _REFERENCE.sub(lambda m: m.group() + "<!-- -->", _SPECIAL.sub(r"\\\1", flat))
+
+
+def _server(view: View, report: Report) -> list[str]:
+    blocks = [f"### {escape(view.header)}"]
+    for cause in view.cause:
+        code = f" `{cause.code}`" if cause.code else ""
+        blocks.append(f"**{escape(cause.text)}**{code}")
+    blocks += [_table(table) for table in view.tables]
+    if view.more_ranks:
+        blocks.append(_details("More ranks", _code(view.more_ranks)))
+    facts = [(name, text) for name, text in view.facts if name != "next"]
+    if facts:
+        blocks.append("\n".join(f"- {name}: {escape(text)}" for name, text in facts))
+    if view.evidence:
+        blocks.append(_details("Log lines", _code([f"{where(e, report)}: {clean(e.text)}" for e in view.evidence])))
+    blocks.append(f"<sub>memledger {escape(report.version)}, from {escape(_inputs(report))}</sub>")
+    return blocks
+
+
+def _inputs(report: Report) -> str:
+    return ", ".join(clean(item.path, 80) for item in report.inputs[:4]) + (" ..." if len(report.inputs) > 4 else "")
+
+
+def _table(table: Table) -> str:
+    from tabulate import tabulate
+
+    head = [escape(table.title), "GiB", "share", "basis", "line", "note"]
+    rows = [_cells(row) for row in table.rows]
+    align = ["left", "right", "right", "left", "right", "left"]
+    text = tabulate(rows, headers=head, tablefmt="pipe", colalign=align, disable_numparse=True)
+    return "\n".join([text, *(f"\n{escape(remark)}" for remark in table.remarks)])
+
+
+def _cells(row: Row) -> Sequence[str]:
+    strong = row.kind in {"opening", "total"} or row.kind == "unexplained"
+    label = f"**{escape(row.label)}**" if strong else escape(row.label)
+    basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
+    share = "" if row.share is None else f"{row.share * 100:.1f} %"
+    size = "?" if row.bytes is None else n.gib(row.bytes)
+    return (
+        label,
+        size.replace("<", "&lt;").replace(">", "&gt;"),
+        share,
+        basis.replace("<", "&lt;"),
+        line_numbers(row.lines),
+        escape(row.note),
+    )
+
+
+def _code(lines: Sequence[str]) -> str:
+    longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([f"{fence}text", *lines, fence])
+
+
+def _details(title: str, body: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>\n\n{body}\n\n</details>"
