@@ -39,7 +39,7 @@ def idle_slots(server: Server) -> Finding | None:
         return _idle_unknown_share(server, rank, slots, slot_bytes, held)
     needed = max(per_request * running, held or 0)
     idle = slots - needed
-    if idle * slot_bytes < WORTH_SAYING:
+    if idle < per_request or idle * slot_bytes < WORTH_SAYING:
         return None
     state = _state_bytes(rank)
     requests = slots // per_request

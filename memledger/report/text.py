@@ -123,7 +123,8 @@ def _table(table: Table, style: Style) -> list[str]:
         rows.append([cell[0], *drawn, *cell[1:], _fit_note(row.note, note) if beside else ""])
     header = [head[0], *([""] if bar else []), *head[1:], ""]
     align = ["left", *(["left"] if bar else []), "right", "right", "left", "right", "left"]
-    text = tabulate(rows, headers=header, tablefmt="plain", colalign=align, disable_numparse=True)
+    # The header goes in as a row: tabulate pads headers further than the figures need.
+    text = tabulate([header, *rows], tablefmt="plain", colalign=align, disable_numparse=True)
     lines = [line.rstrip() for line in text.splitlines()]
     lines[0] = _paint(lines[0], "bold", style)
     lines[1:] = [_paint_row(line, style) for line in lines[1:]]

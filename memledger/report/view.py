@@ -332,7 +332,9 @@ def _remainder(rank: Rank) -> str:
     residual = rank.residual
     if residual.bytes is None or residual.verdict == "open":
         parts.append("the rest can't be told: " + (residual.reason or "the ledger is open"))
-    elif residual.bytes >= 0:
+    elif abs(residual.bytes) < 0.005 * GIB:
+        parts.append("nothing is unexplained")
+    elif residual.bytes > 0:
         stage = worst_stage(rank)
         where = f" (most of it {STAGE_WORDS[stage.name]})" if stage is not None and residual.verdict != "closed" else ""
         parts.append(f"{n.gib_about(residual.bytes)} unexplained{where}")

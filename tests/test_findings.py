@@ -1,0 +1,207 @@
+"""Each finding: when it fires, what it says, and when it keeps silent."""
+
+import msgspec
+import pytest
+from sample_reports import HYBRID_CAPACITY, SLOT_BYTES, at, dense, dense_rank, gib, hybrid, hybrid_rank, rank, report
+
+from memledger import findings
+from memledger.ledger import Effect, Failure, Gpu, Usage, entry
+from memledger.units import GIB, MIB
+
+
+def found(server, code):
+    return next((f for f in findings.find(server) if f.code == code), None)
+
+
+def with_capacity(**changes):
+    return (hybrid_rank(capacity=msgspec.structs.replace(HYBRID_CAPACITY, **changes)),)
+
+
+class TestIdleSlots:
+    def test_says_what_is_reserved_what_ran_and_what_was_never_needed(self):
+        finding = found(hybrid(), "ML101")
+        assert finding.severity == "warning"
+        assert "17.9 GiB is recurrent state for 124 slots, room for 24 requests at 5 each" in finding.text
+        assert "At most 3 ever ran: 15.6 GiB were never needed" in finding.text
+        assert finding.bytes == pytest.approx((124 - 15) * SLOT_BYTES, rel=1e-3)
+        assert [e.line for e in finding.evidence] == [87]
+
+    def test_the_remedy_is_the_smallest_pool_for_whole_requests_with_one_to_spare(self):
+        finding = found(hybrid(), "ML101")
+        (remedy,) = finding.remedies
+        assert remedy.flags == ("--max-mamba-cache-size", "20")
+        assert "--max-mamba-cache-size 20 serves 4 requests and gives 575K KV tokens instead of 330K" in finding.text
+        by_account = {e.account or e.capacity: e for e in remedy.effects}
+        assert by_account["recurrent_state"].bytes == pytest.approx(-104 * SLOT_BYTES, rel=1e-3)
+        assert by_account["kv_cache"].bytes == -by_account["recurrent_state"].bytes
+        assert by_account["state_slots"] == Effect(capacity="state_slots", change=-104)
+        assert by_account["kv_tokens"].change == pytest.approx(104 * SLOT_BYTES / 65536, rel=2e-3)
+
+    def test_silent_without_serving_lines(self):
+        assert found(hybrid(usage=Usage()), "ML101") is None
+
+    def test_silent_when_the_slots_are_needed(self):
+        assert found(hybrid(usage=Usage(peak_running_requests=24, lines=100)), "ML101") is None
+
+    def test_slots_that_were_held_count_as_needed(self):
+        usage = Usage(peak_running_requests=3, peak_state_slots=100, lines=100)
+        finding = found(hybrid(usage=usage), "ML101")
+        assert "100 slots were held" in finding.text
+        assert finding.bytes == pytest.approx(24 * SLOT_BYTES, rel=1e-3)
+        assert finding.remedies[0].flags[1] == "105"
+
+    def test_a_rounded_usage_is_taken_at_its_largest(self):
+        usage = Usage(peak_running_requests=3, peak_state_usage=0.5, lines=100)
+        assert found(hybrid(usage=usage), "ML101").bytes == pytest.approx((124 - 63) * SLOT_BYTES, rel=1e-3)
+
+    def test_without_the_slots_of_one_request_no_number_is_advised(self):
+        finding = found(hybrid(ranks=with_capacity(slots_per_request=None)), "ML101")
+        assert finding.remedies == ()
+        assert "At most 15 were ever held" in finding.text
+        assert "How many slots one request takes is not in the log" in finding.text
+
+    def test_without_the_slots_of_one_request_nor_a_count_of_held_ones_it_is_silent(self):
+        server = hybrid(ranks=with_capacity(slots_per_request=None), usage=Usage(peak_running_requests=3, lines=100))
+        assert found(server, "ML101") is None
+
+    def test_few_usage_lines_are_said_and_weigh_less(self):
+        finding = found(hybrid(usage=Usage(peak_running_requests=1, lines=2)), "ML101")
+        assert "only 2 usage lines" in finding.text
+        assert finding.severity == "note"
+
+    def test_no_remedy_for_versions_that_ignore_the_flag(self):
+        assert found(hybrid(framework_version="0.5.5.post1"), "ML101").remedies == ()
+        assert found(hybrid(framework_version="0.5.7"), "ML101").remedies != ()
+
+    def test_no_remedy_number_for_several_engines(self):
+        assert found(hybrid(config={"dp_size": 2}), "ML101").remedies == ()
+
+    def test_no_token_figure_where_pools_of_two_kinds_share_the_room(self):
+        window = entry("kv_cache/swa_k", gib(1.0), "logged", stage="pools")
+        base = hybrid_rank()
+        server = hybrid(ranks=(msgspec.structs.replace(base, entries=(*base.entries, window)),))
+        assert all(e.capacity != "kv_tokens" for e in found(server, "ML101").remedies[0].effects)
+
+    def test_vllm_reserves_no_slots(self):
+        assert found(hybrid(framework="vllm"), "ML101") is None
+
+
+class TestCeiling:
+    FULL = Usage(peak_running_requests=24, peak_queued_requests=9, peak_kv_usage=0.64, peak_state_usage=1.0, lines=300)
+
+    def test_full_slots_and_idle_kv_are_the_opposite_verdict(self):
+        finding = found(hybrid(usage=self.FULL), "ML102")
+        assert "The state slots are the ceiling" in finding.text
+        assert "KV usage stayed at 64 %" in finding.text
+        assert "Up to 9 requests waited" in finding.text
+        assert finding.severity == "warning"
+        assert found(hybrid(usage=self.FULL), "ML101") is None
+
+    def test_running_at_the_cap_is_enough(self):
+        usage = Usage(peak_running_requests=24, peak_kv_usage=0.3, peak_state_usage=0.8, lines=300)
+        assert found(hybrid(usage=usage), "ML102").severity == "note"
+
+    @pytest.mark.parametrize("change", [{"peak_kv_usage": 0.97}, {"peak_kv_usage": None}])
+    def test_silent_when_kv_is_used_or_not_known(self, change):
+        assert found(hybrid(usage=msgspec.structs.replace(self.FULL, **change)), "ML102") is None
+
+    def test_silent_when_there_are_slots_left(self):
+        assert found(hybrid(), "ML102") is None
+
+
+class TestCapped:
+    def test_names_the_number_asked_for(self):
+        finding = found(hybrid(config={"max_running_requests": 32}), "ML103")
+        assert "cap the running requests at 24 of the 32 asked for: 124 slots at 5 a request" in finding.text
+        assert finding.severity == "note"
+
+    def test_silent_where_something_else_binds(self):
+        assert found(hybrid(ranks=with_capacity(max_running_requests=10)), "ML103") is None
+
+
+class TestFailure:
+    NUMBERS = {"gpu_index": 0, "requested_bytes": 786 * MIB, "free_bytes": 141 * MIB, "total_bytes": round(79.11 * GIB), "torch_allocated_bytes": round(68.83 * GIB)}
+
+    def test_the_failure_in_words_with_its_figures(self):
+        server = dense(state="failed", failures=(Failure("warmup", "warmup", self.NUMBERS, at(90)),))
+        finding = found(server, "ML201")
+        assert finding.severity == "error"
+        assert finding.bytes == 786 * MIB
+        assert finding.text == (
+            "Memory ran out in the warm-up: 786 MiB were asked for on GPU 0, 141 MiB were free of 79.1 GiB, torch had 68.8 GiB allocated."
+        )
+
+    def test_the_failure_that_explains_comes_before_its_consequences(self):
+        server = dense(state="failed", failures=(Failure("unknown", "startup", {}, at(89)), Failure("graph_capture", "graphs", self.NUMBERS, at(90))))
+        text = found(server, "ML201").text
+        assert text.startswith("Memory ran out while CUDA graphs were captured: 786 MiB")
+        assert "1 other kind of failure" in text
+
+    def test_a_kind_without_a_sentence_still_says_phase_and_figures(self):
+        text = found(dense(failures=(Failure("new_kind", "serving", {"pool_tokens": 512}, ()),)), "ML201").text
+        assert text == "The server failed while serving (new kind): pool tokens 512."
+
+    def test_silent_where_nothing_failed(self):
+        assert found(dense(), "ML201") is None
+
+
+class TestBalance:
+    def leaking(self, tp=0, missing=3.0):
+        entries = (entry("weights/model", gib(10.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final", evidence=at(9)))
+        readings = [("weights", 13.5), ("warmup", 10.5 + 3.0 - missing), ("final", 10.0)]
+        return rank(20.0 + missing + 0.5, [("weights", 10.5 + missing), ("warmup", 10.5), ("final", 10.0)], entries, tp=tp, candidates={"warmup": ("cuBLAS",)}), readings
+
+    def test_unexplained_names_stage_bytes_and_candidates(self):
+        server = dense(ranks=(self.leaking()[0],))
+        finding = found(server, "ML301")
+        assert "3.50 GiB (14.9 %) is held by nothing that the log names" in finding.text
+        assert "3.00 GiB of it went between the pools and graph capture (candidates: cuBLAS)" in finding.text
+        assert finding.bytes == pytest.approx(3.5 * GIB, abs=MIB)
+        assert finding.severity == "warning"
+
+    def test_the_worst_rank_is_named(self):
+        server = dense(ranks=(self.leaking(0, 1.0)[0], self.leaking(1, 3.0)[0]))
+        assert "on TP1" in found(server, "ML301").text
+
+    def test_over_counted_is_another_finding(self):
+        entries = (entry("weights/model", gib(15.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final"))
+        finding = found(dense(ranks=(rank(23.0, [("weights", 10.0)], entries),)), "ML302")
+        assert "2.00 GiB (8.7 %) more than free memory fell" in finding.text
+        assert finding.bytes == pytest.approx(-2 * GIB, abs=MIB)
+
+    def test_silent_when_closed(self):
+        assert found(hybrid(), "ML301") is None
+        assert found(hybrid(), "ML302") is None
+
+    @pytest.mark.parametrize(("size", "fires"), [(5.0, True), (1.0, False), (2.9, False)])
+    def test_memory_in_use_before_the_start(self, size, fires):
+        entries = (entry("in_use_at_start", gib(size), "derived", stage="init"), entry("free", gib(80 - size), "logged", stage="final"))
+        finding = found(dense(ranks=(rank(80.0, [("init", 80 - size)], entries, base="device"),)), "ML303")
+        assert (finding is not None) is fires
+        if fires:
+            assert "5.00 GiB was in use before" in finding.text
+
+
+class TestHost:
+    def with_host(self, size, kind="cuda"):
+        base = dense_rank(gpu=Gpu(kind=kind))
+        return dense(ranks=(msgspec.structs.replace(base, entries=(*base.entries, entry("host/kv_cache", gib(size), "logged"))),))
+
+    def test_host_memory_is_told_but_is_no_part_of_the_gpu(self):
+        finding = found(self.with_host(20.0), "ML401")
+        assert "20.0 GiB in host memory (kv cache)" in finding.text
+        assert finding.severity == "info"
+
+    def test_much_host_memory_is_worth_a_note(self):
+        assert found(self.with_host(100.0), "ML401").severity == "note"
+
+    def test_silent_for_a_cpu_build_and_for_trifles(self):
+        assert found(self.with_host(20.0, "cpu"), "ML401") is None
+        assert found(self.with_host(0.1), "ML401") is None
+
+
+def test_attach_gives_every_server_its_findings_and_drops_old_ones():
+    once = findings.attach(report(hybrid(), dense()))
+    assert findings.attach(once) == once
+    assert "ML101" in {f.code for f in once.servers[0].findings}
+    assert once.servers[1].findings == ()

@@ -1,0 +1,257 @@
+"""The text report: what a reader sees first, the table, the facts below, and the golden reports of the fixture logs."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from sample_reports import at, dense, dense_rank, gib, hybrid, rank, report
+
+from memledger import findings
+from memledger.ledger import Budget, Capacity, Concurrency, Engine, Evidence, Failure, Gpu, Rank, Span, Unrecognized, Usage, entry
+from memledger.report.text import Style, render
+from memledger.report.view import Options, choose_servers, model_name, number_ranges
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+
+
+def text(*servers, width=110, options=None, style=None, **changes):
+    shown = findings.attach(report(*servers, **changes))
+    return render(shown, options or Options(command="memledger explain server.log"), style or Style(width))
+
+
+def row(output, label):
+    return next(line for line in output.splitlines() if line.startswith(label + " "))
+
+
+def test_the_header_says_which_server_this_is():
+    first = text(hybrid(), width=140).splitlines()[0]
+    assert first == "SGLang 0.5.18 · Qwen3.8-27B-FP8 · 1 GPU · serving · 2026-09-09 11:57:18, 6 h of log, 1 start"
+
+
+def test_what_the_log_does_not_say_is_said():
+    first = text(dense(model=None, framework_version=None, state="unknown")).splitlines()[0]
+    assert first == "SGLang · model not in the log · 1 GPU · state not in the log, 1 start"
+
+
+def test_the_cause_comes_before_the_table():
+    lines = text(hybrid()).splitlines()
+    assert lines[2].startswith("17.9 GiB is recurrent state for 124 slots, room for 24 requests")
+    assert "[ML101]" in "".join(lines[2:6])
+    assert next(i for i, line in enumerate(lines) if line.startswith("GPU 0")) > 4
+
+
+def test_without_a_finding_the_plain_truth_comes_first():
+    output = text(dense(), width=200)
+    assert "Of the 23.5 GiB free at the start, weights hold 15.0 GiB (64 %) and the KV cache 5.00 GiB (21 %); 3.50 GiB are free, nothing is unexplained." in output
+
+
+def test_the_rows_add_up_to_the_opening():
+    output = text(hybrid())
+    figures = {}
+    for line in output.splitlines():
+        if found := re.match(r"(\S.*?)\s{2,}[▏▎▍▌▋▊▉█]*\s+(-?[\d,]+\.\d\d)\s", line):
+            figures[found[1]] = float(found[2].replace(",", ""))
+    opening = figures.pop("free at the start")
+    assert opening == 78.48
+    assert sum(figures.values()) == pytest.approx(opening, abs=0.005 * len(figures))
+
+
+def test_a_row_carries_size_share_basis_line_and_what_stands_behind_it():
+    assert re.fullmatch(r"KV cache +█+\S? +20\.16 +25\.7% +logged +88 +330,323 tokens x 64\.0 KiB, bf16", row(text(hybrid()), "KV cache"))
+    assert "124+1 slots x 146.8 MiB" in row(text(hybrid()), "recurrent state")
+    assert "prefill 2.00 + decode 0.10" in row(text(hybrid()), "CUDA graphs")
+    assert re.search(r"assumed +FlashInfer$", row(text(hybrid()), "workspace"))
+
+
+def test_the_residual_is_signed_and_says_where_it_arose():
+    assert "±" in row(text(hybrid()), "unexplained")
+    assert "between pools and capture" in row(text(hybrid()), "unexplained")
+    entries = (entry("weights/model", gib(15.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final"))
+    over = text(dense(ranks=(rank(23.0, [("weights", 10.0)], entries),)))
+    assert "-2.00" in row(over, "over-counted")
+    assert "does not close" in row(over, "free at the start")
+
+
+def test_candidates_are_named_where_memory_is_missing():
+    entries = (entry("weights/model", gib(10.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final"))
+    output = text(dense(ranks=(rank(23.0, [("weights", 13.0), ("warmup", 10.0)], entries, candidates={"warmup": ("attention workspaces", "cuBLAS")}),)))
+    assert "Candidates: attention workspaces, cuBLAS" in output
+
+
+def test_an_open_ledger_says_why():
+    base = dense_rank()
+    residual = msgspec.structs.replace(base.residual, verdict="open", reason="no free-memory reading after start-up")
+    output = text(dense(ranks=(msgspec.structs.replace(base, residual=residual),)))
+    assert "open: no free-memory reading after start-up" in output
+
+
+class TestFolding:
+    def ranks(self, *weights):
+        return tuple(dense_rank(tp, w) for tp, w in enumerate(weights))
+
+    def test_equal_ranks_are_one_table_that_shows_the_worst(self):
+        output = text(dense(ranks=self.ranks(15.0, 15.0, 15.03, 15.0), config={"tp_size": 4}))
+        assert output.count("weights  ") == 1
+        assert "TP0-TP3, " in output
+        assert "the 4 ranks differ by at most 30.7 MiB (weights)" in output
+
+    def test_a_rank_that_differs_has_a_table_of_its_own(self):
+        output = text(dense(ranks=self.ranks(15.0, 15.0, 12.0, 15.0), config={"tp_size": 4}))
+        assert "TP0-TP1, TP3" in output
+        assert re.search(r"^TP2 ", output, re.MULTILINE)
+
+    def test_many_different_ranks_end_in_lines(self):
+        output = text(dense(ranks=self.ranks(*(9.0 + i for i in range(7)))))
+        assert output.count("free at the start") >= 4
+        assert re.search(r"^TP6: weights 15\.00, KV cache 5\.00, free 3\.50", output, re.MULTILINE)
+
+    def test_one_rank_can_be_asked_for(self):
+        output = text(dense(ranks=self.ranks(15.0, 15.0, 12.0)), options=Options(rank="tp2"))
+        assert "TP2" in output
+        assert "TP0" not in output.split("\n\n", 2)[2]
+
+    def test_a_rank_that_is_not_there_is_an_error_that_names_those_that_are(self):
+        with pytest.raises(LookupError, match="no rank 'TP9': the log has TP0, TP1"):
+            text(dense(ranks=self.ranks(15.0, 15.0)), options=Options(rank="TP9"))
+
+    def test_label_ranges(self):
+        assert number_ranges("TP", [0, 1, 2, 3, 5, 8]) == "TP0-TP3, TP5, TP8"
+
+
+class TestFacts:
+    def test_capacity_names_what_binds(self):
+        assert "330,323 KV tokens; 24 running requests (bound by state slots: 124 at 5 a request); context 262,144" in text(hybrid())
+
+    def test_vllm_speaks_of_blocks_and_of_its_budget(self):
+        capacity = Capacity(kv_tokens=434912, kv_blocks=27182, kv_block_tokens=16, max_running_requests=256, concurrency=Concurrency(32768, 13.27))
+        budget = Budget(round(71.3 * 2**30), round(7.9 * 2**30), "total x 0.9")
+        server = dense(framework="vllm", ranks=(dense_rank(capacity=capacity, budget=budget),), config={"memory_fraction": 0.9})
+        output = text(server, width=160)
+        assert "434,912 KV tokens; 27,182 blocks of 16 tokens; 256 running requests; 13.27 requests of 32,768 tokens at once" in output
+        assert re.search(r"^budget +71\.3 GiB allowed \(0\.9\), 7\.90 GiB outside it: total x 0\.9$", output, re.MULTILINE)
+
+    def test_engines_that_differ_are_listed(self):
+        engines = (Engine(0, None, Capacity(kv_tokens=100)), Engine(1, None, Capacity(kv_tokens=200)))
+        output = text(dense(engines=engines))
+        assert "DP0: 100 KV tokens" in output
+        assert "DP1: 200 KV tokens" in output
+
+    def test_peaks(self):
+        assert "at most 3 running, 0 queued; KV 12 %, state slots 12 %" in text(hybrid())
+
+    def test_without_serving_lines_nothing_is_called_unused(self):
+        output = text(hybrid(usage=Usage()))
+        assert "no serving lines in the log" in output
+        assert "never needed" not in output
+
+    def test_failures_point_at_their_line(self):
+        failure = Failure("decode", "serving", {"requested_bytes": 2**20}, at(77, "torch.OutOfMemoryError: CUDA out of memory."))
+        output = text(dense(failures=(failure,)))
+        assert "line 77: torch.OutOfMemoryError: CUDA out of memory." in output
+
+    def test_unread_lines_are_counted_and_shown_on_request(self):
+        unread = Unrecognized(2, (Evidence(0, 5, "New pool: 3.50 GB"),))
+        assert "2 memory-like lines not understood (--unrecognized)" in text(dense(), unrecognized=unread)
+        shown = text(dense(), unrecognized=unread, options=Options(unrecognized=True))
+        assert "line 5: New pool: 3.50 GB" in shown
+        assert "... and 1 more" in shown
+
+    def test_evidence_prints_the_lines(self):
+        assert "line 88: text of line 88" in text(hybrid(), options=Options(evidence=True))
+        assert "line 88: text" not in text(hybrid())
+
+
+class TestStarts:
+    def starts(self):
+        return dense(state="stopped", span=(Span(0, 1, 90),)), dense(state="failed", ranks=(), span=(Span(0, 91, 95),), started_at="2026-01-02T03:04:05"), hybrid(span=(Span(0, 96, 900),))
+
+    def test_the_last_start_with_a_ledger_is_shown_and_the_others_have_a_line_each(self):
+        output = text(*self.starts())
+        assert "start 3 of 3" in output
+        assert re.search(r"^1  line 1  SGLang 0\.4\.6  Dense-7B  stopped$", output, re.MULTILINE)
+        assert re.search(r"^2  2026-01-02 03:04:05  SGLang 0\.4\.6  Dense-7B  failed$", output, re.MULTILINE)
+
+    def test_a_last_start_that_failed_is_what_the_reader_came_for(self):
+        failed = dense(state="failed", ranks=(), failures=(Failure("weights", "weights"),))
+        assert choose_servers(report(hybrid(), failed), Options()) == [1]
+
+    def test_a_bare_last_start_gives_way_to_one_that_tells_something(self):
+        assert choose_servers(report(hybrid(), dense(ranks=())), Options()) == [0]
+
+    def test_all_starts_and_one_start(self):
+        assert text(*self.starts(), options=Options(all_starts=True)).count("start ") >= 3
+        assert "start 1 of 3" in text(*self.starts(), options=Options(start=1))
+        with pytest.raises(LookupError, match="no start 4: the input holds 3 starts"):
+            text(*self.starts(), options=Options(start=4))
+
+    def test_a_start_without_memory_lines(self):
+        assert "The log names no memory of this start" in text(dense(ranks=()))
+
+
+class TestHost:
+    def test_host_memory_is_a_table_of_its_own_and_no_part_of_the_gpu(self):
+        base = dense_rank()
+        server = dense(ranks=(msgspec.structs.replace(base, entries=(*base.entries, entry("host/kv_cache", gib(20.0), "logged", evidence=at(60)))),))
+        output = text(server)
+        assert "host memory, GPU 0" in output
+        assert re.search(r"^KV cache +\S+ +20\.00 +100\.0% +logged +60", output, re.MULTILINE)
+        assert re.search(r"^free at the start +23\.50", output, re.MULTILINE)
+
+    def test_a_cpu_server_has_only_a_host_table(self):
+        entries = (entry("host/kv_cache", gib(4.0), "logged"),)
+        server = dense(ranks=(Rank(tp=0, entries=entries, gpu=Gpu(kind="cpu")),))
+        output = text(server)
+        assert "1 CPU worker" in output
+        assert "4.00 GiB in host memory" in output
+        assert "GPU 0" not in output
+
+
+class TestOutput:
+    @pytest.mark.parametrize("width", [40, 60, 80, 100, 140, 200])
+    def test_no_line_is_wider_than_asked(self, width):
+        longest = max(len(line) for line in text(hybrid(), dense(), width=width).splitlines())
+        assert longest <= max(width, 56)
+
+    def test_ascii_where_the_output_can_show_no_more(self):
+        output = text(hybrid(), style=Style(100, unicode=False))
+        assert output.isascii()
+        assert re.search(r"^weights +#+ +28\.47", output, re.MULTILINE)
+        assert "+-0.0" in output
+
+    def test_colour_only_where_wanted(self):
+        assert "\x1b[" not in text(hybrid())
+        coloured = text(hybrid(), style=Style(100, colour=True))
+        assert re.sub(r"\x1b\[\d+m", "", coloured) == text(hybrid(), width=100)
+
+    def test_nothing_from_the_log_reaches_the_terminal_raw(self):
+        evil = "\x1b]0;title\x07\x1b[31mred\u202e"
+        server = dense(model=evil, label=evil, notes=(evil,), failures=(Failure("decode", "serving", {}, at(3, evil)),), ranks=(dense_rank(gpu=Gpu(name=evil)),))
+        output = text(server, options=Options(evidence=True))
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", output)
+
+    def test_secrets_are_masked(self):
+        server = dense(failures=(Failure("decode", "serving", {}, at(3, "--api-key sk-verysecret123456")),))
+        assert "verysecret" not in text(server, options=Options(evidence=True))
+
+    @pytest.mark.parametrize(
+        ("path", "name"),
+        [
+            ("org/Dense-7B", "Dense-7B"),
+            ("/root/hub/models--org--Name-1B/snapshots/0a1b2c", "Name-1B"),
+            ("/models/x/", "x"),
+            ("", None),
+            (None, None),
+        ],
+    )
+    def test_a_model_is_called_by_the_telling_part_of_its_path(self, path, name):
+        assert model_name(path) == name
+
+
+def test_every_account_has_a_label():
+    from memledger.ledger import ACCOUNTS
+    from memledger.report.view import ACCOUNT_LABELS
+
+    assert {a.partition("/")[0] for a in ACCOUNTS} == set(ACCOUNT_LABELS)
+
+
