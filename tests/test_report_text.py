@@ -255,3 +255,26 @@ def test_every_account_has_a_label():
     assert {a.partition("/")[0] for a in ACCOUNTS} == set(ACCOUNT_LABELS)
 
 
+
+
+def fixture_logs():
+    return sorted(path for path in FIXTURES.glob("*/server*.log") if path.parent.name != "hostile")
+
+
+@pytest.mark.parametrize("log", fixture_logs(), ids=lambda path: path.parent.name)
+def test_the_report_of_a_fixture_log_is_the_golden_one(log, update_golden):
+    """`pytest --update-golden` writes the reports anew; read the difference before you commit it."""
+    from memledger.pipeline import explain
+
+    shown = findings.attach(explain([str(log)]))
+    got = render(shown, Options(all_starts=True, unrecognized=True, command="memledger explain server.log"), Style(110))
+    golden = log.parent / ("report.txt" if log.name == "server.log" else log.stem + ".report.txt")
+    if update_golden:
+        golden.write_text(got, encoding="utf-8")
+    assert got == golden.read_text(encoding="utf-8")
+
+
+def test_there_are_fixture_logs_of_both_engines():
+    names = {path.parent.name.partition("-")[0] for path in fixture_logs()}
+    assert {"sglang", "vllm"} <= names
+    assert len(fixture_logs()) >= 12

@@ -222,5 +222,5 @@ def _remedy_words(server: Server, rank: Rank, remedy: Remedy, per_request: int) 
     if change is not None and tokens:
         text += f" and gives {n.count_short(tokens + change)} KV tokens instead of {n.count_short(tokens)}"
     if server.config.get("prefix_caching") is not False:
-        text += "; slots that no request runs in can hold cached prefixes"
+        text += "; fewer prefixes stay cached"
     return text + "."

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from memledger.ledger import Report, Server
+from memledger.ledger import Rank, Report, Server
 from memledger.sanitize import clean
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
@@ -14,7 +14,9 @@ SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 
 def encode(report: Report) -> bytes:
     """The report as one JSON document, ending in a newline. Text from the log is cleaned and masked."""
-    safe = msgspec.structs.replace(report, servers=tuple(_safe(s) for s in report.servers))
+    # A file name need not be text: what is not comes out as `?`.
+    inputs = tuple(msgspec.structs.replace(i, path=i.path.encode("utf-8", "replace").decode()) for i in report.inputs)
+    safe = msgspec.structs.replace(report, inputs=inputs, servers=tuple(_safe(s) for s in report.servers))
     return msgspec.json.format(msgspec.json.encode(safe), indent=1) + b"\n"
 
 
@@ -29,8 +31,28 @@ def schema() -> dict[str, Any]:
     }
 
 
+def schema_text() -> str:
+    """The schema as `docs/schema/explain.schema.json` holds it."""
+    return msgspec.json.format(msgspec.json.encode(schema(), order="sorted"), indent=2).decode() + "\n"
+
+
 def _safe(server: Server) -> Server:
-    config = {name: clean(value) if isinstance(value, str) else value for name, value in server.config.items()}
-    model = clean(server.model) if server.model is not None else None
-    label = clean(server.label) if server.label is not None else None
-    return msgspec.structs.replace(server, config=config, model=model, label=label)
+    return msgspec.structs.replace(
+        server,
+        model=_clean(server.model),
+        label=_clean(server.label),
+        framework_version=_clean(server.framework_version),
+        config={name: _clean(value) for name, value in server.config.items()},
+        ranks=tuple(_safe_rank(rank) for rank in server.ranks),
+        failures=tuple(msgspec.structs.replace(f, numbers={k: _clean(v) for k, v in f.numbers.items()}) for f in server.failures),
+        notes=tuple(clean(note) for note in server.notes),
+    )
+
+
+def _safe_rank(rank: Rank) -> Rank:
+    gpu = msgspec.structs.replace(rank.gpu, name=_clean(rank.gpu.name), uuid=_clean(rank.gpu.uuid))
+    return msgspec.structs.replace(rank, gpu=gpu, host=_clean(rank.host))
+
+
+def _clean(value: Any) -> Any:
+    return clean(value) if isinstance(value, str) else value

@@ -700,7 +700,8 @@ def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]
 
 def _other_findings(server: Server) -> list[Finding]:
     chief = chief_finding(server.findings)
-    rest = [f for f in server.findings if f is not chief and f.code != "ML201"]
+    # Mere information stands in the facts and tables already (and in the JSON); a failure has its own line.
+    rest = [f for f in server.findings if f is not chief and f.code != "ML201" and f.severity != "info"]
     return sorted(rest, key=lambda f: (-SEVERITIES.index(f.severity), -abs(f.bytes)))
 
 
