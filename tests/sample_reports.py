@@ -28,12 +28,17 @@ def at(line, text=None):
 
 
 def rank(opening, readings, entries, *, candidates=None, base="first_reading", **changes):
-    stages = build_stages(Reading("init", gib(opening)), [Reading(name, gib(free)) for name, free in readings], entries, candidates)
+    stages = build_stages(
+        Reading("init", gib(opening)), [Reading(name, gib(free)) for name, free in readings], entries, candidates
+    )
     residual = close(base, gib(opening), entries)
     return Rank(**{"tp": 0, "entries": entries, "stages": stages, "residual": residual, **changes})
 
 
-def report(*servers, unrecognized=Unrecognized(), paths=("server.log",)):
+NOTHING_UNREAD = Unrecognized()
+
+
+def report(*servers, unrecognized=NOTHING_UNREAD, paths=("server.log",)):
     inputs = tuple(Input(path, 1000, 100) for path in paths)
     return Report("0.1.0", inputs, (Source("log", "ok"),), servers, unrecognized)
 
@@ -42,8 +47,8 @@ def report(*servers, unrecognized=Unrecognized(), paths=("server.log",)):
 SLOT_BYTES = round(146.8125 * MIB)
 HYBRID_ENTRIES = (
     entry("weights/model", gib(28.47), "logged", stage="weights", evidence=at(71)),
-    entry("recurrent_state/conv", gib(0.34), "logged", stage="pools", evidence=at(87), padding_slots=1),
-    entry("recurrent_state/ssm", gib(17.58), "logged", stage="pools", evidence=at(87), padding_slots=1),
+    entry("recurrent_state/conv", gib(0.34), "logged", stage="pools", evidence=at(87), rows=125, slots=124),
+    entry("recurrent_state/ssm", gib(17.58), "logged", stage="pools", evidence=at(87), rows=125, slots=124),
     entry("kv_cache/k", gib(10.08), "logged", stage="pools", evidence=at(88), dtype="torch.bfloat16"),
     entry("kv_cache/v", gib(10.08), "logged", stage="pools", evidence=at(88), dtype="torch.bfloat16"),
     entry("workspace", gib(0.38), "assumed", stage="warmup", note="FlashInfer"),
@@ -61,7 +66,14 @@ def hybrid_rank(**changes):
 
 
 def hybrid(**changes):
-    usage = Usage(peak_running_requests=3, peak_queued_requests=0, peak_kv_usage=0.12, peak_state_usage=0.12, peak_state_slots=15, lines=500)
+    usage = Usage(
+        peak_running_requests=3,
+        peak_queued_requests=0,
+        peak_kv_usage=0.12,
+        peak_state_usage=0.12,
+        peak_state_slots=15,
+        lines=500,
+    )
     given = {
         "framework": "sglang",
         "framework_version": "0.5.18",
@@ -89,5 +101,12 @@ def dense_rank(tp=0, weights=15.0, opening=23.5, **changes):
 
 
 def dense(**changes):
-    given = {"framework": "sglang", "framework_version": "0.4.6", "model": "org/Dense-7B", "state": "serving", "span": (Span(0, 1, 90),), "ranks": (dense_rank(),)}
+    given = {
+        "framework": "sglang",
+        "framework_version": "0.4.6",
+        "model": "org/Dense-7B",
+        "state": "serving",
+        "span": (Span(0, 1, 90),),
+        "ranks": (dense_rank(),),
+    }
     return Server(**{**given, **changes})

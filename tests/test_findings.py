@@ -119,11 +119,18 @@ class TestCapped:
         assert found(hybrid(ranks=with_capacity(max_running_requests=10)), "ML103") is None
 
 
-class TestFailure:
-    NUMBERS = {"gpu_index": 0, "requested_bytes": 786 * MIB, "free_bytes": 141 * MIB, "total_bytes": round(79.11 * GIB), "torch_allocated_bytes": round(68.83 * GIB)}
+NUMBERS = {
+    "gpu_index": 0,
+    "requested_bytes": 786 * MIB,
+    "free_bytes": 141 * MIB,
+    "total_bytes": round(79.11 * GIB),
+    "torch_allocated_bytes": round(68.83 * GIB),
+}
 
+
+class TestFailure:
     def test_the_failure_in_words_with_its_figures(self):
-        server = dense(state="failed", failures=(Failure("warmup", "warmup", self.NUMBERS, at(90)),))
+        server = dense(state="failed", failures=(Failure("warmup", "warmup", NUMBERS, at(90)),))
         finding = found(server, "ML201")
         assert finding.severity == "error"
         assert finding.bytes == 786 * MIB
@@ -132,7 +139,13 @@ class TestFailure:
         )
 
     def test_the_failure_that_explains_comes_before_its_consequences(self):
-        server = dense(state="failed", failures=(Failure("unknown", "startup", {}, at(89)), Failure("graph_capture", "graphs", self.NUMBERS, at(90))))
+        server = dense(
+            state="failed",
+            failures=(
+                Failure("unknown", "startup", {}, at(89)),
+                Failure("graph_capture", "graphs", NUMBERS, at(90)),
+            ),
+        )
         text = found(server, "ML201").text
         assert text.startswith("Memory ran out while CUDA graphs were captured: 786 MiB")
         assert "1 other kind of failure" in text
@@ -147,9 +160,18 @@ class TestFailure:
 
 class TestBalance:
     def leaking(self, tp=0, missing=3.0):
-        entries = (entry("weights/model", gib(10.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final", evidence=at(9)))
+        entries = (
+            entry("weights/model", gib(10.0), "logged", stage="weights"),
+            entry("free", gib(10.0), "logged", stage="final", evidence=at(9)),
+        )
         readings = [("weights", 13.5), ("warmup", 10.5 + 3.0 - missing), ("final", 10.0)]
-        return rank(20.0 + missing + 0.5, [("weights", 10.5 + missing), ("warmup", 10.5), ("final", 10.0)], entries, tp=tp, candidates={"warmup": ("cuBLAS",)}), readings
+        return rank(
+            20.0 + missing + 0.5,
+            [("weights", 10.5 + missing), ("warmup", 10.5), ("final", 10.0)],
+            entries,
+            tp=tp,
+            candidates={"warmup": ("cuBLAS",)},
+        ), readings
 
     def test_unexplained_names_stage_bytes_and_candidates(self):
         server = dense(ranks=(self.leaking()[0],))
@@ -164,7 +186,10 @@ class TestBalance:
         assert "on TP1" in found(server, "ML301").text
 
     def test_over_counted_is_another_finding(self):
-        entries = (entry("weights/model", gib(15.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final"))
+        entries = (
+            entry("weights/model", gib(15.0), "logged", stage="weights"),
+            entry("free", gib(10.0), "logged", stage="final"),
+        )
         finding = found(dense(ranks=(rank(23.0, [("weights", 10.0)], entries),)), "ML302")
         assert "2.00 GiB (8.7 %) more than free memory fell" in finding.text
         assert finding.bytes == pytest.approx(-2 * GIB, abs=MIB)
@@ -175,7 +200,10 @@ class TestBalance:
 
     @pytest.mark.parametrize(("size", "fires"), [(5.0, True), (1.0, False), (2.9, False)])
     def test_memory_in_use_before_the_start(self, size, fires):
-        entries = (entry("in_use_at_start", gib(size), "derived", stage="init"), entry("free", gib(80 - size), "logged", stage="final"))
+        entries = (
+            entry("in_use_at_start", gib(size), "derived", stage="init"),
+            entry("free", gib(80 - size), "logged", stage="final"),
+        )
         finding = found(dense(ranks=(rank(80.0, [("init", 80 - size)], entries, base="device"),)), "ML303")
         assert (finding is not None) is fires
         if fires:
@@ -185,7 +213,9 @@ class TestBalance:
 class TestHost:
     def with_host(self, size, kind="cuda"):
         base = dense_rank(gpu=Gpu(kind=kind))
-        return dense(ranks=(msgspec.structs.replace(base, entries=(*base.entries, entry("host/kv_cache", gib(size), "logged"))),))
+        return dense(
+            ranks=(msgspec.structs.replace(base, entries=(*base.entries, entry("host/kv_cache", gib(size), "logged"))),)
+        )
 
     def test_host_memory_is_told_but_is_no_part_of_the_gpu(self):
         finding = found(self.with_host(20.0), "ML401")

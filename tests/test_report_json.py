@@ -27,7 +27,12 @@ def test_the_schema_in_docs_is_current(update_golden):
 
 @pytest.mark.parametrize(
     "servers",
-    [(), (hybrid(),), (dense(), hybrid()), (dense(ranks=(), failures=(Failure("weights", "weights", {"free_bytes": 1}, at(3)),)),)],
+    [
+        (),
+        (hybrid(),),
+        (dense(), hybrid()),
+        (dense(ranks=(), failures=(Failure("weights", "weights", {"free_bytes": 1}, at(3)),)),),
+    ],
     ids=["nothing", "hybrid", "two starts", "failed"],
 )
 def test_reports_are_valid_against_the_schema(servers):

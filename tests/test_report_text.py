@@ -8,7 +8,20 @@ import pytest
 from sample_reports import at, dense, dense_rank, gib, hybrid, rank, report
 
 from memledger import findings
-from memledger.ledger import Budget, Capacity, Concurrency, Engine, Evidence, Failure, Gpu, Rank, Span, Unrecognized, Usage, entry
+from memledger.ledger import (
+    Budget,
+    Capacity,
+    Concurrency,
+    Engine,
+    Evidence,
+    Failure,
+    Gpu,
+    Rank,
+    Span,
+    Unrecognized,
+    Usage,
+    entry,
+)
 from memledger.report.text import Style, render
 from memledger.report.view import Options, choose_servers, model_name, number_ranges
 
@@ -43,7 +56,10 @@ def test_the_cause_comes_before_the_table():
 
 def test_without_a_finding_the_plain_truth_comes_first():
     output = text(dense(), width=200)
-    assert "Of the 23.5 GiB free at the start, weights hold 15.0 GiB (64 %) and the KV cache 5.00 GiB (21 %); 3.50 GiB are free, nothing is unexplained." in output
+    assert (
+        "Of the 23.5 GiB free at the start, weights hold 15.0 GiB (64 %) and the KV cache 5.00 GiB (21 %); 3.50 GiB are free, nothing is unexplained."
+        in output
+    )
 
 
 def test_the_rows_add_up_to_the_opening():
@@ -58,7 +74,10 @@ def test_the_rows_add_up_to_the_opening():
 
 
 def test_a_row_carries_size_share_basis_line_and_what_stands_behind_it():
-    assert re.fullmatch(r"KV cache +█+\S? +20\.16 +25\.7% +logged +88 +330,323 tokens x 64\.0 KiB, bf16", row(text(hybrid()), "KV cache"))
+    assert re.fullmatch(
+        r"KV cache +█+\S? +20\.16 +25\.7% +logged +88 +330,323 tokens x 64\.0 KiB, bf16",
+        row(text(hybrid()), "KV cache"),
+    )
     assert "124+1 slots x 146.8 MiB" in row(text(hybrid()), "recurrent state")
     assert "prefill 2.00 + decode 0.10" in row(text(hybrid()), "CUDA graphs")
     assert re.search(r"assumed +FlashInfer$", row(text(hybrid()), "workspace"))
@@ -67,15 +86,32 @@ def test_a_row_carries_size_share_basis_line_and_what_stands_behind_it():
 def test_the_residual_is_signed_and_says_where_it_arose():
     assert "±" in row(text(hybrid()), "unexplained")
     assert "between pools and capture" in row(text(hybrid()), "unexplained")
-    entries = (entry("weights/model", gib(15.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final"))
+    entries = (
+        entry("weights/model", gib(15.0), "logged", stage="weights"),
+        entry("free", gib(10.0), "logged", stage="final"),
+    )
     over = text(dense(ranks=(rank(23.0, [("weights", 10.0)], entries),)))
     assert "-2.00" in row(over, "over-counted")
     assert "does not close" in row(over, "free at the start")
 
 
 def test_candidates_are_named_where_memory_is_missing():
-    entries = (entry("weights/model", gib(10.0), "logged", stage="weights"), entry("free", gib(10.0), "logged", stage="final"))
-    output = text(dense(ranks=(rank(23.0, [("weights", 13.0), ("warmup", 10.0)], entries, candidates={"warmup": ("attention workspaces", "cuBLAS")}),)))
+    entries = (
+        entry("weights/model", gib(10.0), "logged", stage="weights"),
+        entry("free", gib(10.0), "logged", stage="final"),
+    )
+    output = text(
+        dense(
+            ranks=(
+                rank(
+                    23.0,
+                    [("weights", 13.0), ("warmup", 10.0)],
+                    entries,
+                    candidates={"warmup": ("attention workspaces", "cuBLAS")},
+                ),
+            )
+        )
+    )
     assert "Candidates: attention workspaces, cuBLAS" in output
 
 
@@ -121,15 +157,31 @@ class TestFolding:
 
 class TestFacts:
     def test_capacity_names_what_binds(self):
-        assert "330,323 KV tokens; 24 running requests (bound by state slots: 124 at 5 a request); context 262,144" in text(hybrid())
+        assert (
+            "330,323 KV tokens; 24 running requests (bound by state slots: 124 at 5 a request); context 262,144"
+            in text(hybrid())
+        )
 
     def test_vllm_speaks_of_blocks_and_of_its_budget(self):
-        capacity = Capacity(kv_tokens=434912, kv_blocks=27182, kv_block_tokens=16, max_running_requests=256, concurrency=Concurrency(32768, 13.27))
+        capacity = Capacity(
+            kv_tokens=434912,
+            kv_blocks=27182,
+            kv_block_tokens=16,
+            max_running_requests=256,
+            concurrency=Concurrency(32768, 13.27),
+        )
         budget = Budget(round(71.3 * 2**30), round(7.9 * 2**30), "total x 0.9")
-        server = dense(framework="vllm", ranks=(dense_rank(capacity=capacity, budget=budget),), config={"memory_fraction": 0.9})
+        server = dense(
+            framework="vllm", ranks=(dense_rank(capacity=capacity, budget=budget),), config={"memory_fraction": 0.9}
+        )
         output = text(server, width=160)
-        assert "434,912 KV tokens; 27,182 blocks of 16 tokens; 256 running requests; 13.27 requests of 32,768 tokens at once" in output
-        assert re.search(r"^budget +71\.3 GiB allowed \(0\.9\), 7\.90 GiB outside it: total x 0\.9$", output, re.MULTILINE)
+        assert (
+            "434,912 KV tokens; 27,182 blocks of 16 tokens; 256 running requests; 13.27 requests of 32,768 tokens at once"
+            in output
+        )
+        assert re.search(
+            r"^budget +71\.3 GiB allowed \(0\.9\), 7\.90 GiB outside it: total x 0\.9$", output, re.MULTILINE
+        )
 
     def test_engines_that_differ_are_listed(self):
         engines = (Engine(0, None, Capacity(kv_tokens=100)), Engine(1, None, Capacity(kv_tokens=200)))
@@ -146,7 +198,9 @@ class TestFacts:
         assert "never needed" not in output
 
     def test_failures_point_at_their_line(self):
-        failure = Failure("decode", "serving", {"requested_bytes": 2**20}, at(77, "torch.OutOfMemoryError: CUDA out of memory."))
+        failure = Failure(
+            "decode", "serving", {"requested_bytes": 2**20}, at(77, "torch.OutOfMemoryError: CUDA out of memory.")
+        )
         output = text(dense(failures=(failure,)))
         assert "line 77: torch.OutOfMemoryError: CUDA out of memory." in output
 
@@ -164,7 +218,11 @@ class TestFacts:
 
 class TestStarts:
     def starts(self):
-        return dense(state="stopped", span=(Span(0, 1, 90),)), dense(state="failed", ranks=(), span=(Span(0, 91, 95),), started_at="2026-01-02T03:04:05"), hybrid(span=(Span(0, 96, 900),))
+        return (
+            dense(state="stopped", span=(Span(0, 1, 90),)),
+            dense(state="failed", ranks=(), span=(Span(0, 91, 95),), started_at="2026-01-02T03:04:05"),
+            hybrid(span=(Span(0, 96, 900),)),
+        )
 
     def test_the_last_start_with_a_ledger_is_shown_and_the_others_have_a_line_each(self):
         output = text(*self.starts())
@@ -192,7 +250,13 @@ class TestStarts:
 class TestHost:
     def test_host_memory_is_a_table_of_its_own_and_no_part_of_the_gpu(self):
         base = dense_rank()
-        server = dense(ranks=(msgspec.structs.replace(base, entries=(*base.entries, entry("host/kv_cache", gib(20.0), "logged", evidence=at(60)))),))
+        server = dense(
+            ranks=(
+                msgspec.structs.replace(
+                    base, entries=(*base.entries, entry("host/kv_cache", gib(20.0), "logged", evidence=at(60)))
+                ),
+            )
+        )
         output = text(server)
         assert "host memory, GPU 0" in output
         assert re.search(r"^KV cache +\S+ +20\.00 +100\.0% +logged +60", output, re.MULTILINE)
@@ -203,7 +267,7 @@ class TestHost:
         server = dense(ranks=(Rank(tp=0, entries=entries, gpu=Gpu(kind="cpu")),))
         output = text(server)
         assert "1 CPU worker" in output
-        assert "4.00 GiB in host memory" in output
+        assert "The server runs on the CPU; in host memory it keeps the KV cache 4.00 GiB." in output
         assert "GPU 0" not in output
 
 
@@ -226,7 +290,13 @@ class TestOutput:
 
     def test_nothing_from_the_log_reaches_the_terminal_raw(self):
         evil = "\x1b]0;title\x07\x1b[31mred\u202e"
-        server = dense(model=evil, label=evil, notes=(evil,), failures=(Failure("decode", "serving", {}, at(3, evil)),), ranks=(dense_rank(gpu=Gpu(name=evil)),))
+        server = dense(
+            model=evil,
+            label=evil,
+            notes=(evil,),
+            failures=(Failure("decode", "serving", {}, at(3, evil)),),
+            ranks=(dense_rank(gpu=Gpu(name=evil)),),
+        )
         output = text(server, options=Options(evidence=True))
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", output)
 
@@ -253,8 +323,6 @@ def test_every_account_has_a_label():
     from memledger.report.view import ACCOUNT_LABELS
 
     assert {a.partition("/")[0] for a in ACCOUNTS} == set(ACCOUNT_LABELS)
-
-
 
 
 def fixture_logs():

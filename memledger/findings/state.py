@@ -21,6 +21,7 @@ KV_LOW: Final = 0.7
 WORTH_SAYING: Final = 256 * MIB
 FEW_LINES: Final = 10
 FLAG: Final = "--max-mamba-cache-size"
+_PER_SLOT: Final = ("recurrent_state/conv", "recurrent_state/ssm")
 _FLAG_WORKS_FROM: Final = (0, 5, 7)
 """SGLang 0.5.4 to 0.5.6 ignore the flag unless the radix cache is off (formats by version: model_runner.py of those releases)."""
 
@@ -33,7 +34,7 @@ def idle_slots(server: Server) -> Finding | None:
         return None
     capacity = rank.capacity
     slots, per_request = capacity.state_slots or 0, capacity.slots_per_request
-    slot_bytes = _bytes_per_slot(rank, slots)
+    slot_bytes = _bytes_per_slot(rank)
     held = _most_slots_held(server, slots)
     if per_request is None:
         return _idle_unknown_share(server, rank, slots, slot_bytes, held)
@@ -133,16 +134,13 @@ def _rank_with_slots(server: Server) -> Rank | None:
 
 
 def _slot_entries(rank: Rank) -> list[Entry]:
-    """The entries that are so many bytes per slot (speculative states go by request, not by slot)."""
-    return [
-        e
-        for e in rank.entries
-        if e.account in {"recurrent_state/conv", "recurrent_state/ssm"} and e.basis in {"logged", "derived"}
-    ]
+    """The entries that are so many bytes per slot; speculative states and replay rings go by request, not by slot."""
+    return [e for e in rank.entries if e.account in _PER_SLOT and isinstance(e.detail.get("rows"), int)]
 
 
-def _bytes_per_slot(rank: Rank, slots: int) -> int:
-    return sum(e.bytes for e in _slot_entries(rank)) // (slots + 1)
+def _bytes_per_slot(rank: Rank) -> int:
+    """Bytes of one slot: each tensor's bytes over its rows (the padding row included)."""
+    return sum(e.bytes // e.detail["rows"] for e in _slot_entries(rank))
 
 
 def _state_bytes(rank: Rank) -> int:

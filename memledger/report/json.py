@@ -44,7 +44,9 @@ def _safe(server: Server) -> Server:
         framework_version=_clean(server.framework_version),
         config={name: _clean(value) for name, value in server.config.items()},
         ranks=tuple(_safe_rank(rank) for rank in server.ranks),
-        failures=tuple(msgspec.structs.replace(f, numbers={k: _clean(v) for k, v in f.numbers.items()}) for f in server.failures),
+        failures=tuple(
+            msgspec.structs.replace(f, numbers={k: _clean(v) for k, v in f.numbers.items()}) for f in server.failures
+        ),
         notes=tuple(clean(note) for note in server.notes),
     )
 

@@ -303,9 +303,8 @@ def plain_sentence(server: Server) -> str:
     rows = [(a, t) for a, t in account_totals(rank) if a != "free" and t.bytes > 0]
     rows.sort(key=lambda item: -item[1].bytes)
     if not rows:
-        host = [e for e in rank.entries if e.account.startswith("host/")]
-        if host:
-            return f"The server keeps {n.gib_about(sum(e.bytes for e in host))} in host memory; no GPU memory is named in the log."
+        if any(e.account.startswith("host/") for e in rank.entries):
+            return _host_sentence(rank)
         return "The log gives readings of free memory but names no allocation."
     where = f" on {rank.label}" if len(server.ranks) > 1 else ""
     subject, verb = _SUBJECTS.get(rows[0][0], (ACCOUNT_LABELS[rows[0][0]], "takes"))
@@ -319,8 +318,22 @@ def plain_sentence(server: Server) -> str:
     return f"Of {of} {n.gib_about(opening)}{start}{where}, {listed}; {_remainder(rank)}."
 
 
+def _host_sentence(rank: Rank) -> str:
+    sums: dict[str, int] = {}
+    for entry in rank.entries:
+        account = top_account(entry.account.removeprefix("host/"))
+        sums[account] = sums.get(account, 0) + entry.bytes
+    free = sums.pop("free", None)
+    held = [_held(account, size, None) for account, size in sorted(sums.items(), key=lambda item: -item[1])[:3]]
+    start = "The server runs on the CPU" if rank.gpu.kind == "cpu" else "The log names no GPU memory"
+    text = (
+        f"{start}; in host memory it keeps {', '.join(held)}" if held else f"{start}; no allocation is named in the log"
+    )
+    return text + (f"; {n.gib_about(free)} are free." if free is not None else ".")
+
+
 def _held(account: str, size: int, opening: int | None) -> str:
-    subject = _SUBJECTS.get(account, (ACCOUNT_LABELS[account], ""))[0]
+    subject = _SUBJECTS.get(account, (ACCOUNT_LABELS.get(account, account.replace("_", " ")), ""))[0]
     return f"{subject} {n.gib_about(size)}" + (f" ({n.percent(size / opening)})" if opening else "")
 
 
@@ -570,22 +583,30 @@ def candidate_words(rank: Rank) -> str:
 
 
 def _host_rows(entries: Sequence[Entry]) -> list[Row]:
+    """One row per host account; a CPU build has the whole tree there, folded like a GPU's."""
     whole = total([e.amount for e in entries])
-    rows = []
+    groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        label = entry.account.removeprefix("host/").replace("_", " ").replace("/", ", ").replace("kv cache", "KV cache")
-        share = entry.bytes / whole.bytes if whole.bytes else None
+        groups.setdefault(top_account(entry.account.removeprefix("host/")), []).append(entry)
+    rows = []
+    for account in sorted(groups, key=lambda a: a == "free"):
+        under = groups[account]
+        amount = total([e.amount for e in under])
+        share = amount.bytes / whole.bytes if whole.bytes else None
+        inner = [msgspec.structs.replace(e, account=e.account.removeprefix("host/")) for e in under]
+        note = account_note(account, inner, Capacity())
+        label = ACCOUNT_LABELS.get(account, account.replace("_", " "))
         rows.append(
             Row(
                 "entry",
-                entry.account,
+                f"host/{account}",
                 label,
-                entry.bytes,
-                entry.tolerance_bytes,
+                amount.bytes,
+                amount.tolerance,
                 share,
-                entry.basis,
-                entry.evidence,
-                detail_note(entry.detail),
+                _basis(under),
+                _lines(under),
+                note,
             )
         )
     if len(rows) > 1:
@@ -657,13 +678,12 @@ def _kv_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
 def _state_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
     parts = []
     slots = capacity.state_slots
-    base = [e for e in entries if e.account in {"recurrent_state/conv", "recurrent_state/ssm"}]
-    padding = next((e.detail["padding_slots"] for e in base if isinstance(e.detail.get("padding_slots"), int)), None)
+    base = [e for e in entries if isinstance(e.detail.get("rows"), int) and e.detail["rows"] > 0]
     if slots:
-        rows = slots + (padding or 0)
-        text = f"{n.count(slots)}+{padding} slots" if padding else f"{n.count(slots)} slots"
-        if base and padding is not None:
-            text += f" x {n.amount(round(sum(e.bytes for e in base) / rows))}"
+        padding = max((e.detail["rows"] for e in base), default=slots) - slots
+        text = f"{n.count(slots)}+{padding} slots" if padding > 0 else f"{n.count(slots)} slots"
+        if base:
+            text += f" x {n.amount(sum(round(e.bytes / e.detail['rows']) for e in base))}"
         parts.append(text)
     types = {n.dtype(clean(str(e.detail["dtype"]), 40)) for e in entries if e.detail.get("dtype")}
     parts += sorted(types)
@@ -673,13 +693,17 @@ def _state_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
 
 
 _ONE_POOL: Final = {"kv_cache/k", "kv_cache/v", "kv_cache/latent", "kv_cache/index", "kv_cache/pool", "kv_cache/unused"}
-_NOTE_KEYS: Final = ("note", "what", "formula", "backend", "quantization")
-_COUNT_KEYS: Final = ("layers", "slots", "blocks", "requests")
+_NOTE_KEYS: Final = ("note", "what", "backend", "quantization")
+LONGEST_FORMULA: Final = 60
 
 
 def detail_note(detail: dict[str, Any]) -> str:
-    """The words of an entry's detail."""
-    return ", ".join(clean(str(detail[key]), 120) for key in _NOTE_KEYS if detail.get(key))
+    """The words of an entry's detail; its formula where nothing else is said and it is short."""
+    words = ", ".join(clean(str(detail[key]), 120) for key in _NOTE_KEYS if detail.get(key))
+    formula = detail.get("formula")
+    if not words and isinstance(formula, str) and len(formula) <= LONGEST_FORMULA:
+        return clean(formula)
+    return words
 
 
 # --------------------------------------------------------------------------------------------------------------- facts
