@@ -1,0 +1,127 @@
+"""vLLM 0.4 .. 0.33, both engines: events to servers.
+
+A start is one server (front end, engines, workers) or one offline `LLM`. Lines are told apart by process and pid where
+vLLM prints them; without them they belong to the start last heard on the same stream. What a line means by version is
+in docs/ledger.md; where one wording means two things the figures are tested, the version only breaks ties.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final, Literal
+
+from memledger.events import Event
+from memledger.frameworks.vllm_start import Start
+from memledger.ledger import Server
+
+FRONT_RULES: Final = frozenset({"version", "non_default_args", "all_args"})
+_ENGINE: Final = re.compile(r"(?:DP)?(?:MoE)?EngineCore")
+_FRONT: Final = re.compile(r"(?:API|Api)Server|DPSupervisor|MainProcess")
+_EXTRA_FRONT: Final = re.compile(r"(?:Api|API)Server_\w*[1-9]\d*$")
+
+
+class VllmReader:
+    """Builds servers from vLLM's events; keeps running figures only."""
+
+    framework: ClassVar[Literal["sglang", "vllm"]] = "vllm"
+
+    def __init__(self) -> None:
+        self._starts: list[Start] = []
+        self._command: Event | None = None
+
+    def feed(self, event: Event) -> None:
+        """Take one event in order."""
+        if event.id == "command_line" and event.rule.framework == "vllm":
+            self._command = event
+            return
+        start = self._start_of(event)
+        start.take(event)
+
+    def servers(self) -> list[Server]:
+        """Every start found, in order of its first line."""
+        return [start.server() for start in self._starts if start.worth_telling]
+
+    # -- which start a line belongs to
+
+    def _start_of(self, event: Event) -> Start:
+        group = [s for s in self._starts if s.source == event.prefix.source]
+        pid = (event.prefix.host, event.prefix.pid) if event.prefix.pid is not None else None
+        known = next((s for s in reversed(group) if pid is not None and pid in s.pids), None)
+        if event.rule.framework == "vllm" and event.id == "engine_config":
+            start = self._of_engine(event, group, known)
+        elif event.rule.framework == "vllm" and event.id in FRONT_RULES:
+            start = self._of_front_end(event, group, known)
+        elif known is not None:
+            start = known
+        else:
+            start = self._of_other(event, group)
+        if pid is not None:
+            start.pids.add(pid)
+        return start
+
+    def _of_engine(self, event: Event, group: list[Start], known: Start | None) -> Start:
+        if known is not None and known.has_line(event):
+            return known
+        rank = event.prefix.ranks.get("dp")
+        latest = group[-1] if group else None
+        if latest is not None and latest.waits_for_engine:
+            same_model = [s for s in group if s.waits_for_engine and s.model_agrees(event)]
+            return same_model[-1] if same_model else latest
+        if known is not None and not known.engine_lines:
+            return known
+        if rank is not None:
+            for start in reversed(group):
+                if not start.over and start.takes_engine(rank, event.prefix.pid):
+                    return start
+        return self._new(event)
+
+    def _of_front_end(self, event: Event, group: list[Start], known: Start | None) -> Start:
+        if known is not None and known.has_line(event):
+            return known
+        latest = group[-1] if group else None
+        if latest is None:
+            return self._new(event)
+        if _EXTRA_FRONT.search(event.prefix.process or "") and not latest.over:
+            return latest
+        if latest.waits_for_front_line(event):
+            return latest
+        return self._new(event)
+
+    def _of_other(self, event: Event, group: list[Start]) -> Start:
+        if not group:
+            return self._new(event)
+        label = tuple(sorted(event.prefix.ranks.items()))
+        if label and event.prefix.pid is not None and process_kind(event) == "worker":
+            for start in reversed(group):
+                if not start.over and start.label_is_free(label):
+                    return start
+        return group[-1]
+
+    def _new(self, event: Event) -> Start:
+        start = Start(event.prefix.source)
+        if self._command is not None:
+            start.config.take(self._command)
+            start.begin(self._command)
+            self._command = None
+        pid = (event.prefix.host, event.prefix.pid)
+        for other in self._starts:
+            if other.source == start.source and (event.prefix.pid is None or pid in other.pids or other.over):
+                # Containers and restarts reuse pids: what the new start prints is not the old one's.
+                other.pids.clear()
+        self._starts.append(start)
+        return start
+
+
+def process_kind(event: Event) -> Literal["front", "engine", "worker"] | None:
+    """What kind of process printed a line; None where no process name stands before it."""
+    name = event.prefix.process
+    if name is None:
+        return None
+    if _FRONT.match(name):
+        return "front"
+    return "engine" if _ENGINE.match(name) else "worker"
+
+
+def extra(**values: Any) -> dict[str, Any]:
+    """The values that are known."""
+    return {k: v for k, v in values.items() if v is not None}

@@ -1,0 +1,885 @@
+"""One start of one vLLM server: running figures from its events, and the `Server` value they make."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, Literal
+
+import msgspec
+
+from memledger.events import Event
+from memledger.frameworks.vllm_config import ConfigFacts
+from memledger.frameworks.vllm_failures import failure, merged, numbers, same_incident
+from memledger.frameworks.vllm_ledger import Context, Ledger, RankFacts, build_ledger, pool_grant
+from memledger.ledger import Capacity, Concurrency, Engine, Failure, Gpu, Rank, Server, Span, State, Usage
+from memledger.sanitize import clean
+from memledger.units import Amount
+
+RankKey = tuple[Any, ...]
+
+RANK_RULES: Final = frozenset(
+    {
+        "weights",
+        "drafter",
+        "cpu_offload",
+        "prefetch_offload",
+        "weights_outside",
+        "budget_consumed",
+        "budget_split",
+        "kv_bytes_given",
+        "initial_free",
+        "free_after_profiling",
+        "init_snapshot",
+        "requested_memory",
+        "v0_budget",
+        "v0_split",
+        "v0_profile",
+        "profile_debug",
+        "graphs_in_budget",
+        "kv_available",
+        "multimodal_reserve",
+        "graphs",
+        "graph_estimate",
+        "graph_parts",
+        "graph_pool",
+        "decode_workspace",
+        "cpu_kv",
+        "simple_offload",
+        "engram",
+        "startup_plan",
+        "state_records",
+        "world_rank",
+        "rank_assignment",
+        "sleep",
+        "sleep_allocator",
+    }
+)
+"""Rules whose lines are printed by a worker about its own device."""
+
+ENGINE_RULES: Final = frozenset(
+    {
+        "kv_capacity",
+        "concurrency",
+        "blocks",
+        "blocks_override",
+        "cache_config_info",
+        "group_sizes",
+        "block_size",
+        "graph_cap_blocks",
+        "state_exact",
+        "active_seqs",
+        "hisparse_pool",
+        "offload_region",
+        "cp_multiplied",
+        "state_padding",
+        "padding_layers",
+    }
+)
+"""Rules whose lines say what one engine's pool holds."""
+
+USAGE_RULES: Final = frozenset({"usage", "usage_sum", "usage_v0", "usage_early", "iteration", "preempted"})
+POOL_RULES: Final = frozenset({"kv_available", "kv_capacity", "blocks", "kv_bytes_given", "v0_split", "v0_profile"})
+MOST_FAILURES: Final = 50
+
+_RULE_OF_TOKENS: Final = "how the token figure was computed"
+_ROCM: Final = re.compile(r"rocm|aiter|hip", re.IGNORECASE)
+
+
+class EngineFacts(msgspec.Struct):
+    """What was printed about one data-parallel engine."""
+
+    pid: int | None = None
+    tokens: int | None = None
+    tokens_pool: str | None = None
+    length: int | None = None
+    requests: float | None = None
+    blocks: int | None = None
+    blocks_exact: int | None = None
+    fits: int | None = None
+    cpu_blocks: int | None = None
+    attention_block: int | None = None
+    kernel_block: int | None = None
+    group_blocks: tuple[int, ...] = ()
+    active_seqs: int | None = None
+    multiplied: int | None = None
+    padding_percent: float | None = None
+    padding_layers: int | None = None
+    usage: UsageFacts | None = None
+
+
+class UsageFacts(msgspec.Struct):
+    """Running peaks of one scheduler."""
+
+    lines: int = 0
+    running: int | None = None
+    queued: int | None = None
+    kv: float | None = None
+    preemptions: int | None = None
+
+    def add(self, running: int | None, queued: int | None, kv: float | None) -> None:
+        """One usage line."""
+        self.lines += 1
+        self.running = _largest(self.running, running)
+        self.queued = _largest(self.queued, queued)
+        self.kv = kv if self.kv is None else self.kv if kv is None else max(self.kv, kv)
+
+    def value(self, scope: Literal["engine", "sum_of_engines"] = "engine") -> Usage:
+        """The peaks as a contract value."""
+        return Usage(
+            scope=scope,
+            peak_running_requests=self.running,
+            peak_queued_requests=self.queued,
+            peak_kv_usage=self.kv,
+            preemptions=self.preemptions,
+            lines=self.lines,
+        )
+
+
+class Start:
+    """One start. `take` is fed its events in order; `server` gives the value so far."""
+
+    def __init__(self, source: str | None) -> None:
+        self.source = source
+        self.pids: set[tuple[str | None, int | None]] = set()
+        self.config = ConfigFacts()
+        self.engine_lines: list[Event] = []
+        self.front_lines: list[Event] = []
+        self.over = False
+        self._version: str | None = None
+        self._model: str | None = None
+        self._span: dict[int, list[int]] = {}
+        self._times: list[str] = []
+        self._wrapper_time: str | None = None
+        self._ranks: dict[RankKey, RankFacts] = {}
+        self._rank_events: dict[RankKey, Event] = {}
+        self._engines: dict[int, EngineFacts] = {}
+        self._sum: UsageFacts | None = None
+        self._failures: list[Failure] = []
+        self._failed_totals: dict[RankKey | None, tuple[Amount, int | None]] = {}
+        self._phase = "start"
+        self._ready = self._stopped = self._died = self._pool_seen = self._engine_v0 = False
+        self._device_words: set[str] = set()
+        self._repeated: set[str] = set()
+        self._device_name: str | None = None
+        self._counted = 0
+
+    # -- routing: which lines this start waits for
+
+    @property
+    def waits_for_engine(self) -> bool:
+        """Whether a front end has started and no engine yet."""
+        return bool(self.front_lines) and not self.engine_lines and not self.over
+
+    def has_line(self, event: Event) -> bool:
+        """Whether this very line was read before (an excerpt that quotes it twice)."""
+        return any(
+            e.message == event.message and e.prefix.time == event.prefix.time and e.prefix.pid == event.prefix.pid
+            for e in (*self.engine_lines, *self.front_lines)
+        )
+
+    def model_agrees(self, event: Event) -> bool:
+        """Whether an engine line names the model that this start's front end named."""
+        mine = self.config.model
+        return mine is not None and f"model='{mine}'" in (event.word("config") or "")[:1000]
+
+    def takes_engine(self, dp: int, pid: int | None) -> bool:
+        """Whether engine `dp` of a data-parallel server may still start here."""
+        if not self.engine_lines:
+            return not self._engines or dp not in self._engines or self._engines[dp].pid in (None, pid)
+        return all(
+            e.prefix.ranks.get("dp") not in (None, dp) or e.prefix.pid == pid for e in self.engine_lines
+        ) and all(e.prefix.ranks.get("dp") is not None for e in self.engine_lines)
+
+    def waits_for_front_line(self, event: Event) -> bool:
+        """Whether a version or argument line belongs to this start's front end rather than to a new one."""
+        if self.engine_lines or self.over or self._ranks or any(e.id == event.id for e in self.front_lines):
+            return False
+        pids = {e.prefix.pid for e in self.front_lines if e.prefix.pid is not None}
+        return not pids or event.prefix.pid is None or event.prefix.pid in pids
+
+    def label_is_free(self, label: tuple[tuple[str, int], ...]) -> bool:
+        """Whether no other process of this start has these rank labels."""
+        return all(tuple(sorted(e.prefix.ranks.items())) != label for e in self._rank_events.values())
+
+    @property
+    def worth_telling(self) -> bool:
+        """Whether anything was said that makes this a server."""
+        return bool(
+            self.engine_lines
+            or self.front_lines
+            or self._ranks
+            or self._engines
+            or self._failures
+            or self._sum
+            or self._counted
+        )
+
+    # -- taking events
+
+    def begin(self, event: Event) -> None:
+        """Count a line as this start's without reading it."""
+        span = self._span.setdefault(event.input, [event.line, event.line])
+        span[0], span[1] = min(span[0], event.line), max(span[1], event.line)
+
+    def take(self, event: Event) -> None:
+        """One event of this start."""
+        self.begin(event)
+        if event.prefix.time is not None:
+            if not self._times:
+                self._times.append(event.prefix.time)
+            self._times[1:] = [event.prefix.time]
+        self._wrapper_time = self._wrapper_time or event.prefix.wrapper_time
+        rule = event.id
+        if event.rule.kind == "failure":
+            self._take_failure(event)
+        elif event.rule.framework != "vllm":
+            return
+        elif rule in USAGE_RULES:
+            self._take_usage(event)
+        elif rule in RANK_RULES:
+            self._take_rank(event)
+        elif rule in ENGINE_RULES:
+            self._take_engine(event)
+        else:
+            self._take_rest(event)
+        if event.prefix.repeated:
+            self._repeated.add(rule)
+
+    def _take_rest(self, event: Event) -> None:
+        rule = event.id
+        if rule in {"version", "banner_model", "engine_config", "crash_dump"}:
+            version = event.word("version") or event.word("banner")
+            if version is not None and (self._version is None or rule == "engine_config"):
+                self._version = version
+            if rule == "banner_model" or event.word("model"):
+                self._model = self._model or event.word("model")
+        if rule == "engine_config":
+            self.engine_lines.append(event)
+            self._engine_v0 = self._engine_v0 or event.word("engine") == "V0"
+            self._phase = "start"
+        elif rule in {"version", "non_default_args", "all_args"}:
+            self.front_lines.append(event)
+        elif rule == "worker_ready":
+            self._see_rank(event)
+            if event.word("model") is not None:
+                self.config.lines.setdefault("model", event.word("model"))
+                self._phase = "weights"
+        elif rule in {"engine_ready", "server_ready"}:
+            self._counted += rule == "engine_ready"
+            self._ready = self._ready or rule == "server_ready" or bool(self._engines)
+            self._phase = "serving"
+        elif rule == "server_stopped":
+            self._stopped = self.over = True
+        elif rule == "asleep":
+            self._phase = "sleep" if event.word("what") == "fall asleep" else "serving"
+        elif rule == "engine_died":
+            self._take_death(event)
+        elif rule == "device_name":
+            self._device_name = self._device_name or event.word("name")
+        self.config.take(event)
+
+    # -- ranks
+
+    def _rank_key(self, event: Event) -> RankKey | None:
+        """The worker that printed a line; None where it is not a worker's."""
+        prefix = event.prefix
+        name = prefix.process or ""
+        if re.match(r"(?:API|Api)Server|DPSupervisor", name):
+            return None
+        if prefix.pid is not None:
+            return (prefix.host, prefix.pid)
+        if prefix.ranks:
+            return (prefix.host, *sorted(prefix.ranks.items()))
+        return (prefix.host, name or None)
+
+    def _see_rank(self, event: Event) -> RankFacts | None:
+        key = self._rank_key(event)
+        if key is None:
+            return None
+        name = event.prefix.process or ""
+        if name.startswith(("EngineCore", "DPEngineCore", "DPMoE")) and event.id == "worker_ready":
+            return self._ranks.get(key)
+        facts = self._ranks.setdefault(key, RankFacts())
+        if key not in self._rank_events or (event.prefix.ranks and not self._rank_events[key].prefix.ranks):
+            self._rank_events[key] = event
+        return facts
+
+    def _take_rank(self, event: Event) -> None:
+        facts = self._see_rank(event)
+        rule = event.id
+        self.config.take(event)
+        if facts is None:
+            return
+        if rule == "weights":
+            if not any(_same_line(e, event) for e in facts.weights):
+                facts.weights.append(event)
+                del facts.weights[8:]
+            self._phase = "profiling"
+        elif rule == "graphs":
+            if event.word("encoder") == "Encoder g" and facts.graphs is not None:
+                return
+            facts.graphs = event
+            facts.graphs_before_pool = bool(self.engine_lines) and not self._pool_seen
+        else:
+            facts.latest[rule] = event
+        if rule == "kv_available":
+            self._phase = "kv_pool"
+        if rule in POOL_RULES:
+            self._pool_seen = True
+        if rule == "cpu_kv":
+            self._device_words.add("cpu")
+        if rule == "sleep":
+            self._phase = "sleep"
+
+    # -- engines
+
+    def _engine_of(self, event: Event) -> EngineFacts:
+        index = event.count("engine")
+        if index is None:
+            index = event.prefix.ranks.get("dp", 0) if "tp" not in event.prefix.ranks else 0
+            index = event.prefix.ranks.get("dp", index)
+        facts = self._engines.setdefault(index, EngineFacts())
+        if (event.prefix.process or "").startswith("EngineCore"):
+            facts.pid = event.prefix.pid
+        return facts
+
+    def _take_engine(self, event: Event) -> None:
+        rule = event.id
+        if rule == "block_size" and not self.engine_lines and not self._engines:
+            # Printed by the front end before any engine exists (up to 0.19.1): true of all engines.
+            self.config.lines["block_size"] = event.count("attention") or event.count("kernel")
+            if event.count("attention") is not None:
+                self.config.lines["attention_block"] = event.count("attention")
+            return
+        if rule in {"offload_region", "hisparse_pool"}:
+            self._take_engine_host(event)
+            return
+        engine = self._engine_of(event)
+        if rule in {"kv_capacity", "concurrency"}:
+            self._take_capacity(engine, event)
+        elif rule == "blocks":
+            engine.blocks = _smallest(engine.blocks, event.count("blocks"))
+            engine.cpu_blocks = _smallest(engine.cpu_blocks, event.count("cpu"))
+            self._device_words.add((event.word("device") or "").lower())
+            self._enter_pool()
+        elif rule == "blocks_override":
+            # num_gpu_blocks=0: the graph-profiling pass sizes a throw-away pool.
+            if (fits := event.count("fits")) and (used := event.count("used")) is not None:
+                engine.fits, engine.blocks = fits, used
+        elif rule == "cache_config_info":
+            if (event.count("engines") or 1) == 1:
+                engine.blocks_exact = event.count("blocks")
+        elif rule == "group_sizes":
+            first = event.count("first")
+            others = event.fields.get("others")
+            if first is not None:
+                more = tuple(n for n in others if isinstance(n, int)) if isinstance(others, tuple) else ()
+                engine.group_blocks = (first, *more)
+        elif rule == "block_size":
+            if (attention := event.count("attention")) is not None:
+                engine.attention_block = attention
+            else:
+                engine.kernel_block = event.count("kernel")
+        elif rule in {"graph_cap_blocks", "state_exact"}:
+            engine.blocks_exact = event.count("blocks") or event.count("none")
+        elif rule == "active_seqs":
+            engine.active_seqs = event.count("after")
+        elif rule == "cp_multiplied":
+            engine.multiplied = event.count("factor")
+        elif rule == "state_padding":
+            engine.padding_percent = event.number("percent")
+        elif rule == "padding_layers":
+            engine.padding_layers = event.count("layers")
+
+    def _take_capacity(self, engine: EngineFacts, event: Event) -> None:
+        """Tokens and concurrency; printed once per worker up to 0.11.0, and the smallest is real."""
+        self._enter_pool()
+        if (tokens := event.count("tokens")) is not None:
+            engine.tokens = _smallest(engine.tokens, tokens)
+            engine.tokens_pool = event.word("pool")
+            if engine.tokens_pool is not None:
+                self._device_words.add(engine.tokens_pool.split()[0].lower())
+        length, requests = event.count("length"), event.number("requests")
+        if length is not None and requests is not None:
+            if engine.length == length and engine.requests is not None:
+                engine.requests = min(engine.requests, requests)
+            else:
+                engine.length, engine.requests = length, requests
+
+    def _take_engine_host(self, event: Event) -> None:
+        """Host memory that an engine reports: kept with the first rank (it belongs to all of them)."""
+        facts = next(iter(self._ranks.values()), None) or self._see_rank(event)
+        if facts is not None:
+            facts.latest[event.id] = event
+
+    def _enter_pool(self) -> None:
+        self._pool_seen = True
+        self._phase = "graph_capture"
+
+    # -- usage
+
+    def _take_usage(self, event: Event) -> None:
+        if not self._died:
+            self._ready = True
+            self._phase = "serving" if self._phase != "sleep" else self._phase
+        if event.id == "usage_sum" and (event.count("engines") or 1) > 1:
+            self._sum = self._sum or UsageFacts()
+            facts = self._sum
+        else:
+            engine = self._engine_of(event)
+            engine.usage = facts = engine.usage or UsageFacts()
+        if event.id == "preempted":
+            # Cumulative, printed every 50th time.
+            facts.preemptions = _largest(facts.preemptions, event.count("total"))
+            return
+        running = event.count("running")
+        if event.id == "iteration":
+            running = (event.count("context") or 0) + (event.count("generation") or 0)
+        facts.add(running, event.count("waiting"), event.number("kv"))
+        if (again := event.count("preemptions")) is not None:
+            facts.preemptions = (facts.preemptions or 0) + again
+
+    # -- failures
+
+    def _take_failure(self, event: Event) -> None:
+        found = failure(event, self._phase)
+        key = self._rank_key(event)
+        if event.id == "free_memory_too_small" and key is not None and event.amount("total") is not None:
+            facts = self._see_rank(event)
+            if facts is not None:
+                facts.latest[event.id] = event
+        elif event.id in {"oom", "oom_old", "load_oom"} and (size := event.amount("total")) is not None:
+            self._failed_totals.setdefault(key, (size, event.count("gpu")))
+            if event.word("device") == "HIP":
+                self._device_words.add("rocm")
+        if event.id == "state_blocks_too_few":
+            self._engine_of(event).blocks_exact = event.count("blocks")
+        for index, earlier in enumerate(self._failures):
+            if same_incident(earlier, found):
+                self._failures[index] = merged(earlier, found)
+                return
+        if len(self._failures) < MOST_FAILURES:
+            self._failures.append(found)
+        if not self._ready and self._phase != "serving":
+            self._died = True
+
+    def _take_death(self, event: Event) -> None:
+        if self._stopped:
+            return
+        self._died = True
+        codes = [event.count(n) for n in ("code", "process_code", "worker_code")]
+        killed = -9 in codes or ": -9" in (event.word("codes") or "")
+        if killed:
+            found = Failure("killed", self._phase, {"exit_code": -9}, (event.evidence,))
+            for index, earlier in enumerate(self._failures):
+                if earlier.kind == "killed":
+                    self._failures[index] = merged(earlier, found)
+                    return
+            self._failures.append(found)
+        if any(event.word(n) for n in ("start", "init", "process")):
+            self.over = True
+
+    # -- the value
+
+    def server(self) -> Server:
+        """The server as far as it was read."""
+        fraction = self._printed_fraction()
+        config = self.config.names(fraction)
+        config["engine"] = "V0" if self._is_v0() else "V1" if self._is_v1() else None
+        notes: list[str] = []
+        engines = self._engine_values(config)
+        ranks = self._rank_values(config, engines, notes)
+        model = self.config.model or self._model
+        return Server(
+            framework="vllm",
+            framework_version=self._version,
+            model=clean(model) if model is not None else None,
+            label=self.source,
+            span=tuple(Span(i, a, b) for i, (a, b) in sorted(self._span.items())),
+            started_at=self._date(self._times[0]) if self._times else None,
+            ended_at=self._date(self._times[-1]) if self._times else None,
+            state=self._state(),
+            config={k: clean(v) if isinstance(v, str) else v for k, v in config.items()},
+            ranks=ranks,
+            engines=engines,
+            usage=self._usage(),
+            failures=tuple(self._failures),
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def _date(self, time: str) -> str:
+        """A yearless stamp takes the year that a container's or journal's stamp prints."""
+        year = re.match(r"(\d{4})-", self._wrapper_time or "")
+        return year.group(1) + time[1:] if time.startswith("--") and year else time
+
+    def _state(self) -> State:
+        if self._died:
+            return "failed"
+        if self._stopped:
+            return "stopped"
+        if self._ready:
+            return "serving"
+        return "starting" if self.engine_lines or self.front_lines or self._ranks else "unknown"
+
+    def _is_v0(self) -> bool:
+        names = {e.prefix.process for e in self._rank_events.values()}
+        return self._engine_v0 or "VllmWorkerProcess" in names or self._has("v0_split") or self._has("v0_profile")
+
+    def _is_v1(self) -> bool:
+        return any(e.word("engine") == "V1" for e in self.engine_lines)
+
+    def _has(self, rule: str) -> bool:
+        return any(rule in f.latest for f in self._ranks.values())
+
+    def _printed_fraction(self) -> float | None:
+        for rule in ("budget_consumed", "budget_split", "v0_profile", "v0_budget", "initial_free"):
+            for facts in self._ranks.values():
+                if (event := facts.event(rule)) is not None and (value := event.number("utilization")) is not None:
+                    return value
+        for found in self._failures:
+            if isinstance(value := found.numbers.get("memory_fraction"), float):
+                return value
+        return None
+
+    # -- engines as values
+
+    def _block_tokens(self, engine: EngineFacts, config: dict[str, Any]) -> int | None:
+        """Tokens per block of the attention groups: the hybrid's aligned size, a backend's, the groups', the flag."""
+        if engine.attention_block is not None:
+            return engine.attention_block
+        if (found := self.config.lines.get("attention_block")) is not None:
+            return int(found)
+        if engine.kernel_block is not None:
+            return engine.kernel_block
+        if (found := self.config.lines.get("block_size")) is not None:
+            return int(found)
+        # A state group without prefix caching has the longest request as its block.
+        groups = {b for b in engine.group_blocks if b != config.get("context_length")}
+        if len(groups) == 1:
+            return groups.pop()
+        size = config.get("page_size")
+        return size if isinstance(size, int) else None
+
+    def _shared_blocks(self) -> EngineFacts:
+        """Block sizes are printed by workers too, under their own labels: one size holds for all engines."""
+        return next(
+            (e for e in self._engines.values() if e.attention_block is not None or e.kernel_block is not None),
+            EngineFacts(),
+        )
+
+    def _capacity(self, engine: EngineFacts, config: dict[str, Any]) -> Capacity:
+        shared = self._shared_blocks()
+        if engine.attention_block is None:
+            engine.attention_block = shared.attention_block
+        if engine.kernel_block is None:
+            engine.kernel_block = shared.kernel_block
+        block = self._block_tokens(engine, config)
+        blocks = engine.blocks_exact if engine.blocks_exact is not None else engine.blocks
+        tokens = engine.tokens
+        if tokens is None and engine.blocks is not None and block is not None and self._engine_block_rule(engine):
+            tokens = engine.blocks * block
+        seqs = engine.active_seqs or config.get("max_running_requests") or self.config.lines.get("seqs_default")
+        return Capacity(
+            kv_tokens=tokens,
+            kv_blocks=blocks,
+            kv_block_tokens=block,
+            max_running_requests=seqs,
+            concurrency=Concurrency(engine.length, engine.requests),
+        )
+
+    def _engine_block_rule(self, engine: EngineFacts) -> bool:
+        """Whether tokens are blocks times block size: only where blocks alone were printed (V0, early V1)."""
+        return engine.tokens is None and engine.multiplied is None
+
+    def _engine_values(self, config: dict[str, Any]) -> tuple[Engine, ...]:
+        return tuple(
+            Engine(dp, facts.pid, self._capacity(facts, config), facts.usage.value() if facts.usage else Usage())
+            for dp, facts in sorted(self._engines.items())
+            if self._tells(facts)
+        )
+
+    def _tells(self, facts: EngineFacts) -> bool:
+        if facts is self._engines.get(0):
+            return True
+        return any(v is not None for v in (facts.tokens, facts.blocks, facts.blocks_exact, facts.usage, facts.requests))
+
+    def _usage(self) -> Usage:
+        """The peaks of one scheduler, the largest; the sum of all only where nothing else was printed."""
+        found = [e.usage for e in self._engines.values() if e.usage is not None]
+        if not found:
+            return self._sum.value("sum_of_engines") if self._sum is not None else Usage()
+        best = UsageFacts()
+        for one in found:
+            best.add(one.running, one.queued, one.kv)
+            best.preemptions = _largest(best.preemptions, one.preemptions)
+        best.lines = sum(one.lines for one in found)
+        return best.value()
+
+    # -- ranks as values
+
+    def _rank_values(
+        self, config: dict[str, Any], engines: tuple[Engine, ...], notes: list[str]
+    ) -> tuple[Rank, ...]:
+        keys = self._worker_keys()
+        labels = self._labels(keys, config)
+        grants = self._smallest_grants(keys, labels, config)
+        ranks = []
+        for key in keys or [None]:
+            facts = self._ranks.get(key, RankFacts()) if key is not None else RankFacts()
+            label = labels[key] if key is not None else {"tp": 0}
+            capacity = _capacity_for(label.get("dp"), engines)
+            failed = self._failed_total(key, len(keys))
+            context = self._context(config, label, facts, grants, capacity, failed)
+            ledger = build_ledger(facts, context)
+            ranks.append(self._rank(key, label, facts, ledger, capacity, failed))
+            notes += [f"{ranks[-1].label}: {n}" if len(keys) > 1 else n for n in ledger.notes]
+        self._note_suppressed(ranks, notes)
+        return tuple(sorted(ranks, key=_rank_order))
+
+    def _worker_keys(self) -> list[RankKey]:
+        """Ranks in order of first line: engine cores and unprefixed lines count only where no worker stands for them."""
+        kinds = {k: (e.prefix.process or "") for k, e in self._rank_events.items()}
+        workers = [k for k, name in kinds.items() if re.match(r"Worker|VllmWorker|Ray|Gpu|Cpu|Xpu", name)]
+        if not workers:
+            return list(kinds)
+        if all(kinds[k].startswith(("VllmWorkerProcess", "RayWorkerWrapper")) for k in workers):
+            # V0: rank 0 is the driver, which prints without a prefix.
+            return [k for k in kinds if k in workers or (not kinds[k] and self._substance(k))]
+        return workers
+
+    def _substance(self, key: RankKey) -> bool:
+        facts = self._ranks[key]
+        return bool(facts.weights or facts.graphs or facts.latest)
+
+    def _labels(self, keys: list[RankKey], config: dict[str, Any]) -> dict[RankKey, dict[str, int | None]]:
+        tp, pp = config.get("tp_size"), config.get("pp_size")
+        labels: dict[RankKey, dict[str, int | None]] = {}
+        for key in keys:
+            event, facts = self._rank_events[key], self._ranks[key]
+            printed = event.prefix.ranks
+            label: dict[str, int | None] = {n: printed.get(n) for n in ("dp", "pp", "tp", "ep")}
+            if (event.prefix.process or "").startswith("EngineCore") and not self._several_engines(config):
+                label["dp"] = None
+            assigned, world = facts.event("rank_assignment"), facts.event("world_rank")
+            if assigned is not None:
+                for name in ("pp", "tp", "ep"):
+                    label[name] = label[name] if label[name] is not None else assigned.count(name)
+            number = printed.get("rank")
+            if number is None and world is not None and (world.count("world") or 0) <= (tp or 1) * (pp or 1):
+                number = world.count("rank")
+            if number is not None and label["tp"] is None and isinstance(tp, int):
+                label["tp"], label["pp"] = number % tp, number // tp if (pp or 1) > 1 else None
+            elif number is not None and label["tp"] is None and (pp or 1) == 1:
+                label["tp"] = number
+            labels[key] = label
+        self._default_labels(keys, labels, config)
+        return labels
+
+    def _default_labels(
+        self, keys: list[RankKey], labels: dict[RankKey, dict[str, int | None]], config: dict[str, Any]
+    ) -> None:
+        alone = config.get("tp_size") == 1 and config.get("pp_size") in (None, 1)
+        for key in keys:
+            label, name = labels[key], self._rank_events[key].prefix.process
+            if label["tp"] is None and label["pp"] is None and (len(keys) == 1 or alone or name is None):
+                label["tp"] = 0
+
+    def _several_engines(self, config: dict[str, Any]) -> bool:
+        return len(self._engines) > 1 or (config.get("dp_size") or 1) > 1
+
+    def _smallest_grants(
+        self, keys: list[RankKey], labels: dict[RankKey, dict[str, int | None]], config: dict[str, Any]
+    ) -> dict[tuple[int | None, int | None], Amount]:
+        """Per engine and pipeline stage: the smallest grant, where every rank of the engine printed its own.
+
+        All ranks get the same number of blocks; blocks are equally large only within one pipeline stage.
+        """
+        found: dict[tuple[int | None, int | None], list[Amount]] = {}
+        for key in keys:
+            grant = pool_grant(self._ranks[key], config.get("kv_cache_memory_bytes"))
+            if grant is not None:
+                found.setdefault((labels[key]["dp"], labels[key]["pp"]), []).append(grant.amount)
+        tp = config.get("tp_size") or 1
+        if (config.get("pp_size") or 1) > 1 or tp < 2:
+            return {}
+        return {
+            group: min(grants, key=lambda a: a.bytes)
+            for group, grants in found.items()
+            if len(grants) == tp and min(g.bytes for g in grants) > 0
+        }
+
+    def _context(
+        self,
+        config: dict[str, Any],
+        label: dict[str, int | None],
+        facts: RankFacts,
+        grants: dict[tuple[int | None, int | None], Amount],
+        capacity: Capacity,
+        failed: tuple[Amount, int | None] | None,
+    ) -> Context:
+        engine = self._engines.get(label.get("dp") or 0) or EngineFacts()
+        fraction = self._printed_fraction()
+        if fraction is None and isinstance(config.get("memory_fraction"), float):
+            fraction = config["memory_fraction"]
+        v0 = self._is_v0()
+        return Context(
+            fraction=fraction,
+            kv_bytes=config.get("kv_cache_memory_bytes"),
+            graphs_off=self.config.graphs_off,
+            draft_apart=v0 and bool(self.config.speculative),
+            version=_release(self._version),
+            smallest_grant=grants.get((label.get("dp"), label.get("pp"))),
+            blocks_fit=engine.fits if engine.fits is not None else engine.blocks,
+            blocks_used=engine.blocks,
+            pool_detail=self._pool_detail(config, capacity, engine),
+            cpu_blocks=engine.cpu_blocks if v0 or not self._is_v1() else None,
+            swap_gib=config.get("swap_space_gib"),
+            failed_total=failed[0] if failed is not None else None,
+        )
+
+    def _pool_detail(self, config: dict[str, Any], capacity: Capacity, engine: EngineFacts) -> dict[str, Any]:
+        detail: dict[str, Any] = {
+            "tokens": capacity.kv_tokens,
+            "blocks": capacity.kv_blocks,
+            "block_tokens": capacity.kv_block_tokens,
+            "dtype": config.get("kv_cache_dtype"),
+            "tokens_rule": token_rule(capacity) if engine.tokens is not None else None,
+            "state_padding_percent": engine.padding_percent,
+            "padding_layers": engine.padding_layers,
+            "includes_recurrent_state": True if engine.attention_block is not None else None,
+        }
+        return {k: v for k, v in detail.items() if v is not None}
+
+    def _failed_total(self, key: RankKey | None, ranks: int) -> tuple[Amount, int | None] | None:
+        if key in self._failed_totals:
+            return self._failed_totals[key]
+        if ranks <= 1 and self._failed_totals:
+            return next(iter(self._failed_totals.values()))
+        return None
+
+    def _rank(
+        self,
+        key: RankKey | None,
+        label: dict[str, int | None],
+        facts: RankFacts,
+        ledger: Ledger,
+        capacity: Capacity,
+        failed: tuple[Amount, int | None] | None,
+    ) -> Rank:
+        prefix = self._rank_events[key].prefix if key is not None else None
+        world = facts.event("world_rank")
+        index = failed[1] if failed is not None else None
+        if index is None and world is not None and (local := world.count("local_rank")) is not None and local >= 0:
+            index = local
+        kind = self._gpu_kind()
+        name = self._device_name.replace("_", " ") if self._device_name is not None else None
+        return Rank(
+            dp=label.get("dp"),
+            pp=label.get("pp"),
+            tp=label.get("tp"),
+            ep=label.get("ep"),
+            pid=prefix.pid if prefix is not None else None,
+            host=prefix.host if prefix is not None else None,
+            gpu=Gpu(
+                kind=kind,
+                index=index if kind != "cpu" else None,
+                name=name,
+                total_bytes=ledger.total.bytes if ledger.total is not None else None,
+                unified_memory=True if name is not None and re.search(r"\b(?:GB10|Thor|Orin)\b", name) else None,
+            ),
+            budget=ledger.budget,
+            entries=ledger.entries,
+            stages=ledger.stages,
+            residual=ledger.residual,
+            capacity=capacity,
+        )
+
+    def _gpu_kind(self) -> Literal["cuda", "rocm", "npu", "xpu", "musa", "cpu"] | None:
+        words = self._device_words
+        device = self.config.engine.get("device_config")
+        text = device if isinstance(device, str) else ""
+        backends = " ".join(self.config.backends.values())
+        if "cpu" in words or text == "cpu":
+            return "cpu"
+        if "rocm" in words or "+rocm" in (self._version or "") or _ROCM.search(backends):
+            return "rocm"
+        if "xpu" in words or text == "xpu":
+            return "xpu"
+        if text == "npu":
+            return "npu"
+        return "cuda" if text == "cuda" else None
+
+    def _note_suppressed(self, ranks: list[Rank], notes: list[str]) -> None:
+        for account, what in (("weights", "weights"), ("kv_cache", "KV pool"), ("cuda_graphs", "CUDA graphs")):
+            silent = [r for r in ranks if not any(e.account.startswith(account) for e in r.entries)]
+            if account == "weights":
+                silent = [r for r in silent if not any(e.account == "weights_and_non_torch" for e in r.entries)]
+            if silent and len(silent) < len(ranks):
+                names = ", ".join(r.label for r in silent[:8]) + (" ..." if len(silent) > 8 else "")
+                notes.append(
+                    f"no {what} line of {names}: vLLM prints that line for local rank 0 only; the figure is not copied"
+                )
+        if self._repeated:
+            notes.append("Ray folded equal lines of several workers into one; which workers they were is not in the log")
+
+
+def token_rule(capacity: Capacity) -> str:
+    """How the printed token figure was computed, by testing it.
+
+    Up to 0.20.0 it is blocks (over groups) times block size, so a multiple of the block size; later it is
+    `int(concurrency x longest request)` (v1/core/kv_cache_utils.py). Both or neither: not determined.
+    """
+    tokens, block = capacity.kv_tokens, capacity.kv_block_tokens
+    length, requests = capacity.concurrency.tokens_per_request, capacity.concurrency.requests
+    if tokens is None or length is None or requests is None:
+        return "not determined"
+    effective = abs(tokens - requests * length) <= 0.005 * length + 1
+    physical = block is not None and block > 1 and tokens % block == 0
+    if physical and not effective:
+        return "blocks x block size"
+    if effective and not physical and block is not None:
+        return "concurrency x longest request"
+    return "not determined"
+
+
+def _capacity_for(dp: int | None, engines: tuple[Engine, ...]) -> Capacity:
+    """The capacity of a rank's engine, or what all engines agree on."""
+    for engine in engines:
+        if dp is not None and engine.dp == dp:
+            return engine.capacity
+    if engines and all(e.capacity == engines[0].capacity for e in engines):
+        return engines[0].capacity
+    return Capacity()
+
+
+def _rank_order(rank: Rank) -> tuple[int, int, int, int, int]:
+    return (
+        rank.dp if rank.dp is not None else -1,
+        rank.pp if rank.pp is not None else -1,
+        rank.tp if rank.tp is not None else 1 << 30,
+        rank.ep if rank.ep is not None else -1,
+        rank.pid if rank.pid is not None else -1,
+    )
+
+
+def _release(version: str | None) -> tuple[int, int] | None:
+    """Major and minor of a release; None for builds whose version says nothing (0.1.dev1, 0.0.0+fork)."""
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    if found is None or (found.group(1) == "0" and int(found.group(2)) < 4):
+        return None
+    return int(found.group(1)), int(found.group(2))
+
+
+def _same_line(a: Event, b: Event) -> bool:
+    return a.message == b.message and a.prefix.time == b.prefix.time and a.prefix.pid == b.prefix.pid
+
+
+def _largest(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else max(a, b)
+
+
+def _smallest(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+__all__ = ["Start", "numbers", "token_rule"]
