@@ -14,7 +14,7 @@ import functools
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -70,6 +70,8 @@ _USER_TEXT: Final = re.compile(
     | ReqInput\( | Received[ ]request | Receive:[ ]obj | \b(?:GET|POST|PUT)[ ]/ | curl[ ] | [?&]\w+=
     """
 )
+_CRI: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S{8,40} (stdout|stderr) ([PF]) ")
+_DOCKER_FRAGMENT: Final = 16 * 2**10
 _TEXT_KEYS: Final = ("message", "msg", "log", "MESSAGE", "event")
 _TIME_KEYS: Final = ("asctime", "time", "timestamp", "ts", "@timestamp", "datetime", "__REALTIME_TIMESTAMP")
 _LEVEL_KEYS: Final = ("levelname", "level", "severity", "lvl", "loglevel", "PRIORITY")
@@ -189,6 +191,50 @@ def records(line: str) -> list[Record]:
 def is_users_text(message: str) -> bool:
     """Whether a message shows a request: what follows in it was written by a user, not by the server."""
     return _REQUEST.match(message) is not None
+
+
+def is_fragment(line: bytes) -> bool:
+    """Whether a container's log driver split a record here: the next line of the same stream goes on with it."""
+    return _fragment(line)[1]
+
+
+def joined_fragments(before: bytes, line: bytes, following: Sequence[bytes]) -> tuple[str | None, bool]:
+    """The text of a line, with the fragments that follow it; None for a later fragment, which starts no record.
+
+    The second value says whether the line was whole by itself.
+    """
+    stream, partial, text = _fragment(line)
+    if stream is None:
+        return line.decode("utf-8", "replace"), True
+    earlier, unfinished, _ = _fragment(before)
+    if unfinished and earlier == stream:
+        return None, False
+    if not partial:
+        return line.decode("utf-8", "replace"), True
+    for other in following:
+        further, partial, rest = _fragment(other)
+        if further != stream:
+            continue
+        text += rest
+        if not partial:
+            break
+    return text, False
+
+
+def _fragment(line: bytes) -> tuple[str | None, bool, str]:
+    """(stream, whether it goes on in the next line, text) of a CRI line or a line of Docker's JSON file."""
+    if (cri := _CRI.match(line)) is not None:
+        return cri.group(1).decode(), cri.group(2) == b"P", line[cri.end() :].decode("utf-8", "replace")
+    if line.startswith(b'{"log":"'):
+        try:
+            value = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None, False, ""
+        text = value.get("log") if isinstance(value, dict) else None
+        if isinstance(text, str):
+            # Docker splits at 16 KiB; only a fragment that long without a line end goes on.
+            return str(value.get("stream")), len(text.encode()) >= _DOCKER_FRAGMENT and not text.endswith("\n"), text
+    return None, False, ""
 
 
 def _unwrap(text: str, peeled: _Peeled, depth: int) -> Iterator[tuple[_Peeled, int, str]]:
@@ -324,7 +370,7 @@ def _json_record(body: str, peeled: _Peeled) -> str | None:
     name = value.get("name") or value.get("logger")
     if isinstance(name, str):
         peeled.style = next((e for e in ("sglang", "vllm") if name.split(".")[0] == e), peeled.style)
-    return text
+    return strip_terminal(text)
 
 
 def _json_string(body: str) -> str | None:
@@ -336,7 +382,7 @@ def _json_string(body: str) -> str | None:
         value = msgspec.json.decode(text if text.endswith('"') and len(text) > 1 else text + '"')
     except msgspec.DecodeError:
         return None
-    return value if isinstance(value, str) and value.strip() else None
+    return strip_terminal(value) if isinstance(value, str) and value.strip() else None
 
 
 def _prefix(

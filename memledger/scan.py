@@ -1,41 +1,74 @@
 """Bytes to events: a multi-literal pre-filter finds the lines that matter, then one pattern per rule reads each.
 
-One pass, bounded memory: blocks are read, hit lines are cut out, everything else is only counted.
+One pass, bounded memory. Lines without a literal are only counted. Lines of a shape seen before (the same line but for
+its digits) are decided by that shape: a serving log prints a few shapes a hundred thousand times. Of usage lines only
+those are read that raise a maximum (see `memledger.usage`), so a reader gets every peak, with its own line, and little
+else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Final
 
 from memledger.events import Event, Prefix
-from memledger.grammar import Rule, RuleSet, Value, expectation_matches, match_rule
+from memledger.grammar import Rule, RuleSet, Sample, Value, expectation_matches, match_rule
 from memledger.ledger import Evidence, Unrecognized
-from memledger.prefix import is_users_text, peel, records
-from memledger.sanitize import clean
+from memledger.prefilter import MEMORY_LITERALS, Prefilter, PythonPrefilter, prefilter
+from memledger.prefix import Record, is_fragment, is_users_text, joined_fragments, peel, records, text_after_prefix
+from memledger.sanitize import clean, strip_terminal
+from memledger.usage import DIGITS, Shape, UsageLines, learn
 
 MOST_EXAMPLES: Final = 20
 LONGEST_LINE: Final = 4 * 2**20
 """Longer lines are cut for parsing (nothing that the engines print about memory comes near)."""
 
+MOST_SHAPES: Final = 4096
+LONGEST_SHAPE: Final = 2000
+MOST_CONTINUATION_LINES: Final = 2
+LONGEST_CONTINUATION: Final = 4096
+MOST_FRAGMENTS: Final = 64
+LONGEST_FRAGMENT: Final = 128 * 2**10
+OFTEN: Final = 50
+LONGEST_REQUEST: Final = 256 * 2**10
+"""How far a request that was logged raw, with line ends, is followed."""
+
 _MEMORY_LIKE: Final = re.compile(
-    rb"\d[\d.,]*\s?(?:[GMT]i?B)\b|(?i:\b(?:memory|kv|cache|mamba|pool|gpu)\b[^\n]{0,60}?\d[\d,]*\s(?:tokens|slots|blocks)\b)"
+    rb"(?<![\w./-])[\d.,]*\d\s?[GMT]i?B\b(?!/s|ps)"
+    rb"|(?i:\b(?:memory|kv|cache|mamba|pool|gpu|state)\b[^\n]{0,60}?\d[\d,]*\s(?:tokens|slots|blocks)\b(?!/s))"
 )
+_EXCEPTION_NAME: Final = re.compile(r"(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure|Exit): +){1,3}")
+_REQUEST_MARKS: Final = (b"Received request ", b"Receive: obj=", b"Finish: obj=", b"GenerateReqInput(")
+_REQUEST_OPENS: Final = re.compile(rb"Received request [^\n]{0,200}?: prompt: |Receive: obj=|Finish: obj=")
+_REQUEST_CLOSES: Final = re.compile(
+    rb"['\"], (?:params|prompt_token_ids): |(?:, |\b)(?:sampling_params|input_ids|input_embeds|stream|return_logprob|log_metrics)=[^\n]*\)[ \t\r]*(?:\n|\Z)"
+)
+_UNFINISHED: Final = re.compile(r"(?:[,(=:]|\bunder|\babove|\band|\bof|\bis|\bwhich|\.{3})$")
 
 
 class Scanner:
     """Reads events from streams of bytes; `unrecognized` counts memory-like lines that no rule took."""
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(self, rules: RuleSet, matcher: Prefilter | None = None) -> None:
         self.rules = rules
-        self._anchors = re.compile(
-            b"|".join(re.escape(a.encode()) for a in sorted(rules.anchors, key=len, reverse=True))
-        )
+        anchors = [a.encode() for a in rules.anchors]
+        extra = [m for m in (*MEMORY_LITERALS, *_REQUEST_MARKS) if m not in set(anchors)]
+        literals = [*anchors, *extra]
+        self._matcher = matcher or prefilter(literals)
+        self._marks = frozenset(i for i, literal in enumerate(literals) if literal in _REQUEST_MARKS)
+        self._anchor_count = len(anchors)
+        self._rules_of = [rules.by_anchor[a] for a in rules.anchors]
+        self._candidates: dict[frozenset[int], tuple[Rule, ...]] = {}
         self.bytes = 0
         self.lines = 0
         self._unrecognized = 0
         self._examples: list[Evidence] = []
+        self._shapes: dict[bytes, Shape] = {}
+        self._vain: dict[bytes, int] = {}
+        self._usage = UsageLines()
+        self._input = 0
+        self._before = b""
 
     @property
     def unrecognized(self) -> Unrecognized:
@@ -43,75 +76,384 @@ class Scanner:
         return Unrecognized(self._unrecognized, tuple(self._examples))
 
     def events(self, blocks: Iterable[bytes], input_index: int) -> Iterator[Event]:
-        """The events of one input, in order. `bytes` and `lines` are the input's when the iterator ends."""
+        """The events of one input, in order. `bytes` and `lines` are the input's when the iterator ends.
+
+        `blocks` are UTF-8 bytes cut anywhere; an empty block means "nothing more for now": what is there is read.
+        """
         self.bytes = self.lines = 0
-        for raw in _lines(blocks):
-            self.bytes += len(raw)
-            self.lines += 1
-            if self._anchors.search(raw) or _MEMORY_LIKE.search(raw):
-                yield from self._line(raw, input_index, self.lines)
-
-    def _line(self, raw: bytes, input_index: int, number: int) -> Iterator[Event]:
-        for piece in raw[:LONGEST_LINE].decode("utf-8", "replace").replace("\r\n", "\n").rstrip("\n").split("\r"):
-            if not piece.strip():
+        self._input = input_index
+        self._before = b""
+        self._usage.reset()
+        rest = b""
+        inside_line = False
+        for block in blocks:
+            self.bytes += len(block)
+            data = rest + block if rest else block
+            idle = not block
+            cut = _cut(data)
+            if cut == 0:
+                rest = data
                 continue
-            for prefix, message, text in records(piece):
-                yield from self._record(prefix, message, text, input_index, number)
+            start = 0
+            if inside_line:
+                start = min(i for i in (data.find(b"\n"), data.find(b"\r"), len(data)) if i >= 0)
+                inside_line = start == len(data)
+            stop = yield from self._chunk(data, start, cut, more=not idle)
+            inside_line = inside_line or (stop == cut and data[cut - 1 : cut] not in {b"\n", b"\r"})
+            rest = data[stop:]
+        if rest:
+            start = 0
+            if inside_line:
+                start = min(i for i in (rest.find(b"\n"), rest.find(b"\r"), len(rest)) if i >= 0)
+            yield from self._chunk(rest, start, len(rest), more=False)
+            self.lines += not rest.endswith(b"\n")
+        yield from self._last_usage()
 
-    def _record(self, prefix: Prefix, message: str, piece: str, input_index: int, number: int) -> Iterator[Event]:
-        if (found := self.recognise(message)) is not None:
-            rule, fields = found
-            if rule.kind != "not_memory":
-                yield Event(rule, fields, prefix, input_index, number, message, clean(piece))
+    def _chunk(self, data: bytes, start: int, cut: int, more: bool) -> Generator[Event, None, int]:
+        """The events of the whole lines before `cut`; gives back how far was read (a line that needs `more` stays)."""
+        reader = _ChunkReader(data, self.lines + 1)
+        stop = cut
+        position = start
+        shapes = self._shapes
+        hits = self._matcher.scan(data)
+        index, count = 0, len(hits)
+        while index < count:
+            end = hits[index][1]
+            if end <= position:
+                index += 1
+                continue
+            left = data.rfind(b"\n", position, end) + 1 or position
+            right = data.find(b"\n", end, cut)
+            if right < 0:
+                if end > cut:
+                    break
+                right = cut
+            first = index
+            index += 1
+            while index < count and hits[index][1] <= right:
+                index += 1
+            line = data[left:right]
+            position = right
+            if right - left <= LONGEST_SHAPE and (shape := shapes.get(line.translate(None, DIGITS))) is not None:
+                if shape.columns is not None:
+                    self._usage.add(shape, line, left)
+                else:
+                    self._unrecognized += shape.unrecognized
+                continue
+            ids = frozenset(literal for literal, _ in hits[first:index])
+            if not ids.isdisjoint(self._marks) and _shows_request(line):
+                after = _end_of_request(data, left, right, more)
+                if after is None:
+                    stop = left
+                    break
+                position = after
+                continue
+            following = self._following(data, line, right, ids, more)
+            if following is None:
+                stop = left
+                break
+            yield from self._hit_line(line, ids, reader, left, following)
+        yield from self._flush(reader)
+        self.lines = reader.number(stop) - 1
+        if stop:
+            self._before = data[data.rfind(b"\n", 0, stop - 1) + 1 : stop][-LONGEST_FRAGMENT:]
+        return stop
+
+    def _following(self, data: bytes, line: bytes, right: int, ids: frozenset[int], more: bool) -> list[bytes] | None:
+        """The lines after a hit line, in case it was wrapped or split; None: not all of them are here yet."""
+        if not any(i < self._anchor_count for i in ids):
+            return []
+        most = MOST_FRAGMENTS if is_fragment(line) else MOST_CONTINUATION_LINES
+        longest = LONGEST_FRAGMENT if most == MOST_FRAGMENTS else LONGEST_CONTINUATION
+        found: list[bytes] = []
+        position = right + 1
+        while len(found) < most:
+            end = data.find(b"\n", position, position + longest)
+            if end < 0:
+                if len(data) - position >= longest:
+                    break
+                if more:
+                    return None
+                if position < len(data):
+                    found.append(data[position:])
+                break
+            found.append(data[position:end])
+            if most == MOST_FRAGMENTS and not is_fragment(found[-1]):
+                most = len(found) + 1  # one more: the other stream may write in between
+            position = end + 1
+        return found
+
+    def _hit_line(
+        self, line: bytes, ids: frozenset[int], reader: _ChunkReader, left: int, following: list[bytes]
+    ) -> Iterator[Event]:
+        anchored = any(i < self._anchor_count for i in ids)
+        if not anchored and not _MEMORY_LIKE.search(line):
+            self._remember(line, Shape())
+            return
+        before = self._before if left == 0 else reader.line_before(left)
+        text, whole = joined_fragments(before, line, following)
+        if text is None:
+            return
+        if not whole:
+            following = []
+        number = reader.number(left)
+        pieces = [p for p in text[:LONGEST_LINE].rstrip("\r\n").split("\r") if p.strip()]
+        found: list[Event] = []
+        verdicts: list[str] = []
+        for piece in pieces:
+            for record in records(piece):
+                verdict, event = self._read(record, ids, number, [] if len(pieces) > 1 else following)
+                verdicts.append(verdict)
+                if event is not None:
+                    found.append(event)
+        if verdicts == ["usage"] and whole:
+            columns = learn(line, found[0])
+            if columns is not None:
+                shape = Shape(columns=columns)
+                self._remember(line, shape)
+                self._usage.add(shape, line, left)
+                return
         elif (
-            not is_users_text(message) and _MEMORY_LIKE.search(piece.encode("utf-8", "replace")) and prefix != Prefix()
+            len(verdicts) == 1
+            and whole
+            and (verdicts[0] == "known" or (not found and (not anchored or self._often(line))))
         ):
-            self._unrecognized += 1
-            if len(self._examples) < MOST_EXAMPLES:
-                self._examples.append(Evidence(input_index, number, clean(piece)))
+            self._remember(line, Shape(unrecognized=verdicts[0] == "unrecognized"))
+        if found:
+            yield from self._flush(reader)
+            if any(event.rule.kind != "usage" for event in found):
+                yield from self._last_usage()
+                self._usage.reset()
+            yield from found
+
+    def _read(
+        self, record: Record, ids: frozenset[int], number: int, following: Sequence[bytes]
+    ) -> tuple[str, Event | None]:
+        """What a record is: "event", "usage", "known" (and not memory), "nothing" or "unrecognized"; and its event."""
+        message = record.message
+        try:
+            found = self._match(message, self._rules_for(ids))
+            if following and (found is None or _UNFINISHED.search(message) or _cut_in_number(message, following[0])):
+                longer = self._joined(record, found, ids, following)
+                if longer is not None:
+                    found, message = longer
+        except TimeoutError:
+            return self._not_understood(record, number)
+        if found is not None:
+            rule, fields = found
+            if rule.kind == "not_memory":
+                return "known", None
+            event = Event(rule, fields, record.prefix, self._input, number, message, clean(record.text))
+            return ("usage" if rule.kind == "usage" else "event"), event
+        if (
+            record.prefix == Prefix()
+            or is_users_text(message)
+            or not _MEMORY_LIKE.search(message.encode("utf-8", "replace"))
+        ):
+            return "nothing", None
+        return self._not_understood(record, number)
+
+    def _not_understood(self, record: Record, number: int) -> tuple[str, None]:
+        self._unrecognized += 1
+        if len(self._examples) < MOST_EXAMPLES:
+            self._examples.append(Evidence(self._input, number, clean(record.text)))
+        return "unrecognized", None
+
+    def _joined(
+        self,
+        record: Record,
+        found: tuple[Rule, dict[str, Value]] | None,
+        ids: frozenset[int],
+        following: Sequence[bytes],
+    ) -> tuple[tuple[Rule, dict[str, Value]], str] | None:
+        """The record with the next lines appended, where these carry no prefix of their own and say more."""
+        message = record.message
+        best: tuple[tuple[Rule, dict[str, Value]], str] | None = None
+        had = _said(found)
+        rules = self._rules_for(ids)
+        joins = [message]
+        for raw in following:
+            line = raw.decode("utf-8", "replace").rstrip("\r\n")
+            here = records(line)
+            piece = here[0].message
+            if (
+                len(here) != 1
+                or not piece
+                or here[0].prefix.time
+                or here[0].prefix.ranks
+                or here[0].prefix.process
+                or self.recognise(piece)
+            ):
+                break
+            joins = [j + glue + piece for j in joins for glue in (" ", "")]
+            for joined in joins:
+                longer = self._match(joined, rules)
+                if longer is None or (found is not None and longer[0] is not found[0]):
+                    continue
+                if _said(longer) > had or (
+                    _said(longer) == had and _cut_in_number(message, raw) and joined.startswith(message + piece)
+                ):
+                    best, had = (longer, joined), _said(longer)
+            if best is not None and not _UNFINISHED.search(best[1]):
+                break
+        return best
+
+    def _rules_for(self, ids: frozenset[int]) -> tuple[Rule, ...]:
+        known = self._candidates.get(ids)
+        if known is None:
+            rules = {r.full_id: r for i in ids if i < self._anchor_count for r in self._rules_of[i]}
+            known = tuple(sorted(rules.values(), key=lambda r: self.rules.order[r.full_id]))
+            if len(self._candidates) < MOST_SHAPES:
+                self._candidates[ids] = known
+        return known
+
+    @staticmethod
+    def _match(message: str, rules: Iterable[Rule]) -> tuple[Rule, dict[str, Value]] | None:
+        """The first of the rules that takes `message`, else the message without the name of the exception raised."""
+        for rule in rules:
+            if (fields := match_rule(rule, message)) is not None:
+                return rule, fields
+        raised = _EXCEPTION_NAME.match(message)
+        if raised is not None:
+            rest = message[raised.end() :]
+            for rule in rules:
+                if (fields := match_rule(rule, rest)) is not None:
+                    return rule, fields
+        return None
 
     def recognise(self, message: str) -> tuple[Rule, dict[str, Value]] | None:
         """The first rule in force that takes `message`, with its fields."""
-        candidates = {r.full_id: r for a in self.rules.anchors if a in message for r in self.rules.by_anchor[a]}
-        for rule in sorted(candidates.values(), key=lambda r: self.rules.order[r.full_id]):
-            if (fields := match_rule(rule, message)) is not None:
-                return rule, fields
-        return None
+        return self._match(
+            message, self._rules_for(frozenset(i for i, a in enumerate(self.rules.anchors) if a in message))
+        )
+
+    def _often(self, line: bytes) -> bool:
+        """Whether an anchored line of this shape was in vain many times (once may be a line cut short)."""
+        if len(line) > LONGEST_SHAPE:
+            return False
+        key = line.translate(None, DIGITS)
+        if len(self._vain) >= MOST_SHAPES:
+            self._vain.clear()
+        self._vain[key] = self._vain.get(key, 0) + 1
+        return self._vain[key] >= OFTEN
+
+    def _remember(self, line: bytes, shape: Shape) -> None:
+        if len(line) <= LONGEST_SHAPE:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[line.translate(None, DIGITS)] = shape
+
+    def _flush(self, reader: _ChunkReader) -> Iterator[Event]:
+        """The usage lines gathered so far that raise a maximum, in order."""
+        for left, line in self._usage.raised():
+            number = reader.number(left)
+            yield from self._usage_event(line, number)
+        last = self._usage.newest
+        if last is not None and last[2] is None:
+            self._usage.newest = (last[0], last[1], reader.number(last[0]))
+
+    def _last_usage(self) -> Iterator[Event]:
+        """The last usage line before something else: the log goes on to here."""
+        last = self._usage.newest
+        if last is not None and last[2] is not None and not self._usage.newest_told:
+            yield from self._usage_event(last[1], last[2])
+        self._usage.newest = None
+
+    def _usage_event(self, line: bytes, number: int) -> Iterator[Event]:
+        text = line.decode("utf-8", "replace").rstrip("\r\n")
+        for record in records(text):
+            found = self.recognise(record.message)
+            if found is not None:
+                yield Event(found[0], found[1], record.prefix, self._input, number, record.message, clean(record.text))
 
 
-def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for block in blocks:
-        parts = (rest + block).split(b"\n")
-        rest = parts.pop()
-        for part in parts:
-            yield part + b"\n"
-    if rest:
-        yield rest
+class _ChunkReader:
+    """Line numbers and neighbours inside a chunk."""
+
+    def __init__(self, data: bytes, first: int) -> None:
+        self._data = data
+        self._at = 0
+        self._number = first
+
+    def number(self, offset: int) -> int:
+        """The number of the line that starts at `offset`."""
+        if offset >= self._at:
+            self._number += self._data.count(b"\n", self._at, offset)
+        else:
+            self._number -= self._data.count(b"\n", offset, self._at)
+        self._at = offset
+        return self._number
+
+    def line_before(self, offset: int) -> bytes:
+        """The line before the one that starts at `offset` (of which there is one)."""
+        return self._data[self._data.rfind(b"\n", 0, offset - 1) + 1 : offset - 1]
+
+
+def _cut(data: bytes) -> int:
+    """How much of `data` can be read: whole lines; of a line that never ends, whole pieces between carriage returns."""
+    cut = data.rfind(b"\n") + 1
+    if cut or len(data) < LONGEST_LINE:
+        return cut
+    return data.rfind(b"\r") + 1 or len(data)
+
+
+def _shows_request(line: bytes) -> bool:
+    """Whether the line's message shows a request, whose text is the user's."""
+    return is_users_text(text_after_prefix(strip_terminal(line[:2000].decode("utf-8", "replace"))))
+
+
+def _end_of_request(data: bytes, left: int, right: int, more: bool) -> int | None:
+    """Where the request that is logged on the line ends: the line's end, or further down if its text has line ends.
+
+    A prompt that was logged raw goes on to the line that closes it; None: that line may still come. Where no line closes
+    it, it was cut, and what follows counts.
+    """
+    opened = _REQUEST_OPENS.search(data, left, right)
+    if opened is None or _REQUEST_CLOSES.search(data, opened.end(), right) or data[left:right].rstrip().endswith(b")"):
+        return right
+    limit = right + LONGEST_REQUEST
+    closed = _REQUEST_CLOSES.search(data, right, limit)
+    if closed is None or (closed.end() == len(data) and more):
+        return None if more and len(data) < limit else right
+    again = _REQUEST_OPENS.search(data, right, closed.start())
+    if again is not None:
+        return right
+    end = data.find(b"\n", closed.end() - 1)
+    return len(data) if end < 0 else end
+
+
+def _said(found: tuple[Rule, dict[str, Value]] | None) -> int:
+    return -1 if found is None else sum(value is not None for value in found[1].values())
+
+
+def _cut_in_number(message: str, following: bytes) -> bool:
+    return message[-1:].isdigit() and following[:1].isdigit()
 
 
 def check_rules(rules: RuleSet) -> list[str]:
     """What is wrong with the rules' samples (empty: every sample is taken by its own rule with the values it says)."""
-    scanner = Scanner(rules)
+    scanner = Scanner(rules, PythonPrefilter([b"\n"]))
     problems = []
     for rule in rules.rules:
         if not rule.sample:
             problems.append(f"{rule.full_id}: no sample")
         for sample in rule.sample:
-            _, message = peel(sample.line)
-            found = scanner.recognise(message)
-            if found is None:
-                problems.append(f"{rule.full_id}: not recognised: {sample.line!r}")
-                continue
-            taken, fields = found
-            if taken.full_id != rule.full_id:
-                problems.append(f"{rule.full_id}: taken by {taken.full_id}: {sample.line!r}")
-                continue
-            for name, value in sample.expect.items():
-                if name not in rule.fields:
-                    problems.append(f"{rule.full_id}: sample expects unknown field {name!r}")
-                elif not expectation_matches(value, fields.get(name), rule.fields[name]):
-                    problems.append(
-                        f"{rule.full_id}: {name}: expected {value!r}, got {fields.get(name)!r}: {sample.line!r}"
-                    )
+            problems.extend(_check_sample(scanner, rule, sample))
     return problems
+
+
+def _check_sample(scanner: Scanner, rule: Rule, sample: Sample) -> Iterator[str]:
+    _, message = peel(sample.line)
+    found = scanner.recognise(message)
+    if found is None:
+        yield f"{rule.full_id}: not recognised: {sample.line!r}"
+        return
+    taken, fields = found
+    if taken.full_id != rule.full_id:
+        yield f"{rule.full_id}: taken by {taken.full_id}: {sample.line!r}"
+        return
+    for name, value in sample.expect.items():
+        if name not in rule.fields:
+            yield f"{rule.full_id}: sample expects unknown field {name!r}"
+        elif not expectation_matches(value, fields.get(name), rule.fields[name]):
+            yield f"{rule.full_id}: {name}: expected {value!r}, got {fields.get(name)!r}: {sample.line!r}"

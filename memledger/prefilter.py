@@ -1,0 +1,115 @@
+"""The pre-filter: which literals stand where in a block of bytes.
+
+`hyperscan` looks for all literals at once, at about the speed of `grep`; where it can't be imported, `re` finds the
+lines that hold any of them. Both report the same lines with the same literals.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+Hits = list[tuple[int, int]]
+"""(index of the literal, offset of its end in the block), in order of the offsets; every literal of a line is reported."""
+
+_MEMORY_LITERALS: Final = (b"GiB", b"MiB", b"TiB", b" GB", b" MB", b" TB", b" tokens", b" slots", b" blocks")
+MEMORY_LITERALS: Final = _MEMORY_LITERALS + tuple(
+    b"%d%s" % (digit, unit) for unit in (b"GB", b"MB", b"TB") for digit in range(10)
+)
+"""Literals that a memory-like figure cannot do without."""
+
+
+class Prefilter(Protocol):
+    """Finds literals in blocks of bytes."""
+
+    name: str
+
+    def scan(self, block: bytes) -> Hits:
+        """The literals of the block; a line that holds some has each of them reported at least once."""
+
+
+def prefilter(literals: Sequence[bytes], *, fallback: bool = False) -> Prefilter:
+    """A pre-filter for `literals`: hyperscan's where it can be imported and `fallback` is not asked for."""
+    if not fallback:
+        try:
+            return HyperscanPrefilter(literals)
+        except ImportError:
+            pass
+    return PythonPrefilter(literals)
+
+
+class HyperscanPrefilter:
+    """All literals at once through `hyperscan`.
+
+    Raises:
+        ImportError: hyperscan is not installed, or not for this machine.
+    """
+
+    name = "hyperscan"
+
+    def __init__(self, literals: Sequence[bytes], database: bytes | None = None) -> None:
+        import hyperscan
+
+        self._database: Any = None
+        if database is not None:
+            try:
+                self._database = hyperscan.loadb(database, hyperscan.HS_MODE_BLOCK)
+                self._database.scratch = hyperscan.Scratch(self._database)
+            except Exception:  # a database of another version or machine: compile again
+                self._database = None
+        if self._database is None:
+            self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+            count = len(literals)
+            self._database.compile(
+                expressions=list(literals), ids=list(range(count)), elements=count, flags=[0] * count, literal=True
+            )
+
+    def dump(self) -> bytes:
+        """The compiled literals, for the cache."""
+        import hyperscan
+
+        return bytes(hyperscan.dumpb(self._database))
+
+    def scan(self, block: bytes) -> Hits:
+        """The literals of the block."""
+        hits: Hits = []
+        append = hits.append
+
+        def found(literal: int, _start: int, end: int, _flags: int, _context: object) -> None:
+            append((literal, end))
+
+        self._database.scan(block, match_event_handler=found)
+        return hits
+
+
+class PythonPrefilter:
+    """The same through `re`: one alternation finds the lines, each literal is then looked for in the line."""
+
+    name = "python"
+
+    def __init__(self, literals: Sequence[bytes]) -> None:
+        self._literals = tuple(literals)
+        longest_first = sorted(set(literals), key=len, reverse=True)
+        self._any = re.compile(b"|".join(re.escape(literal) for literal in longest_first))
+
+    def scan(self, block: bytes) -> Hits:
+        """The literals of the block."""
+        hits: Hits = []
+        position = 0
+        search = self._any.search
+        while (found := search(block, position)) is not None:
+            start = block.rfind(b"\n", 0, found.start()) + 1
+            stop = block.find(b"\n", found.end())
+            stop = len(block) if stop < 0 else stop
+            line = block[start:stop]
+            here = []
+            for index, literal in enumerate(self._literals):
+                at = line.find(literal)
+                while at >= 0:
+                    here.append((index, start + at + len(literal)))
+                    at = line.find(literal, at + 1)
+            here.sort(key=lambda hit: hit[1])
+            hits.extend(here)
+            position = stop
+        return hits

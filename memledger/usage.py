@@ -1,0 +1,171 @@
+"""Usage lines by the hundred thousand: which of them raise a maximum, without reading each.
+
+A serving log prints one line per scheduler and interval. A report needs their peaks only. Lines that are the same but
+for their digits have the same numbers in the same order, so one line that was read by its rule tells which of the
+numbers are which fields; the others of its shape are compared column by column. A line that raises any field's maximum
+(per rank, process and source) is then read by its rule like any other line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from memledger.events import Event
+from memledger.grammar import compile_pattern
+
+DIGITS: Final = b"0123456789"
+COUNTERS: Final = frozenset({"preemptions", "requests", "retracted", "retractions", "total"})
+"""Fields that a reader adds up (or that tell of an event of its own): every line where one is not zero is read."""
+
+_SEPARATOR: Final = b"\x01"
+_NUMBERS_ONLY: Final = bytes(c if c in b"0123456789." or c == 1 else 32 for c in range(256))
+_NUMBER: Final = re.compile(rb"[0-9.]+")
+_NOT_A_LABEL: Final = re.compile(
+    rb"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d{4}-\d\d-\d\d|\b\d\d-\d\d(?= \d\d:)"
+    rb"|[A-Z][a-z]{2} [ \d]\d(?= \d\d:)|\.(?:py|cpp|cc|rs):\d+|\bt:\d+"
+)
+
+
+class Columns:
+    """Which numbers of a line of some shape mean what: indexes into the line's numbers."""
+
+    def __init__(self, count: int, labels: tuple[int, ...], values: tuple[int, ...], counters: tuple[int, ...]) -> None:
+        self.count = count
+        self.labels = labels
+        self.values = values
+        self.counters = counters
+
+
+class Shape:
+    """What is known about lines of one shape. `columns`: usage lines; else lines that need no reading."""
+
+    __slots__ = ("columns", "lines", "maxima", "offsets", "unrecognized")
+
+    def __init__(self, columns: Columns | None = None, unrecognized: bool = False) -> None:
+        self.columns = columns
+        self.unrecognized = unrecognized
+        self.lines: list[bytes] = []
+        self.offsets: list[int] = []
+        self.maxima: dict[tuple[bytes, ...], list[float]] = {}
+
+
+def learn(line: bytes, event: Event) -> Columns | None:
+    """The columns of `line`, from the event read from it; None where they can't be told from its bytes.
+
+    Labels are the numbers before the message that are not a time or a source line (ranks, pids, hosts). A field must be
+    one number exactly, without a sign or separators.
+    """
+    message = event.message.encode()
+    at = line.find(message)
+    found = compile_pattern(event.rule.pattern).match(event.message)
+    if at < 0 or found is None or not message.isascii():
+        return None
+    numbers = {m.start(): (i, m.end()) for i, m in enumerate(_NUMBER.finditer(line))}
+    values: list[int] = []
+    counters: list[int] = []
+    for name, kind in event.rule.fields.items():
+        if found.group(name) is None:
+            continue
+        start, end = found.span(name)
+        if kind in {"text", "flag"}:
+            if any(c in "0123456789" for c in found.group(name)):
+                return None
+            continue
+        index, stop = numbers.get(at + start, (-1, -1))
+        if index < 0 or stop != at + end or kind.endswith("*") or found.group(name).count(".") > 1:
+            return None
+        (counters if name in COUNTERS else values).append(index)
+    times = [m.span() for m in _NOT_A_LABEL.finditer(line, 0, at)]
+    labels = tuple(i for s, (i, _) in numbers.items() if s < at and not any(a <= s < b for a, b in times))
+    return Columns(len(numbers), labels, tuple(values), tuple(counters))
+
+
+class UsageLines:
+    """Usage lines of a chunk by shape, and the maxima since the last other event."""
+
+    def __init__(self) -> None:
+        self._pending: list[Shape] = []
+        self._shapes: set[Shape] = set()
+        self.newest: tuple[int, bytes, int | None] | None = None
+        self.newest_told = False
+
+    def reset(self) -> None:
+        """Forget the maxima: what follows may be another server."""
+        for shape in self._shapes:
+            shape.maxima.clear()
+        self._shapes.clear()
+
+    def add(self, shape: Shape, line: bytes, offset: int) -> None:
+        """Keep a line until `raised`."""
+        lines = shape.lines
+        if not lines:
+            self._pending.append(shape)
+        lines.append(line)
+        shape.offsets.append(offset)
+
+    def raised(self) -> Iterator[tuple[int, bytes]]:
+        """The lines kept that raise a maximum, in order of their offsets."""
+        if not self._pending:
+            return
+        found: dict[int, bytes] = {}
+        newest = max((shape.offsets[-1], shape.lines[-1]) for shape in self._pending)
+        for shape in self._pending:
+            for index in _raised(shape):
+                found[shape.offsets[index]] = shape.lines[index]
+            shape.lines = []
+            shape.offsets = []
+            self._shapes.add(shape)
+        self._pending = []
+        self.newest = (newest[0], newest[1], None)
+        self.newest_told = newest[0] in found
+        yield from sorted(found.items())
+
+
+def _raised(shape: Shape) -> list[int]:
+    """Indexes of the lines of a shape that raise a maximum, are the first of their labels, or count something."""
+    columns = shape.columns
+    assert columns is not None
+    lines = shape.lines
+    step = columns.count + 1
+    tokens = (b"\x01".join(lines) + b"\x01").replace(b"\x01", b" \x01 ").translate(_NUMBERS_ONLY).split()
+    if len(tokens) != step * len(lines) or tokens[columns.count :: step].count(_SEPARATOR) != len(lines):
+        return list(range(len(lines)))  # not the same numbers after all: read every one
+    labels = [tokens[i::step] for i in columns.labels]
+    keys = list(zip(*labels, strict=True)) if any(len(set(c)) > 1 for c in labels) else None
+    found: list[int] = []
+    if keys is None:
+        key = tuple(c[0] for c in labels)
+        found.extend(_raise(shape, key, tokens, step, None))
+    else:
+        members: dict[tuple[bytes, ...], list[int]] = {}
+        for index, key in enumerate(keys):
+            members.setdefault(key, []).append(index)
+        for key, indexes in members.items():
+            found.extend(_raise(shape, key, tokens, step, indexes))
+    return found
+
+
+def _raise(
+    shape: Shape, key: tuple[bytes, ...], tokens: list[bytes], step: int, indexes: list[int] | None
+) -> Iterator[int]:
+    columns = shape.columns
+    assert columns is not None
+    known = shape.maxima.get(key)
+    if known is None:
+        known = shape.maxima[key] = [-1.0] * len(columns.values)
+        yield indexes[0] if indexes else 0
+    for slot, column in enumerate(columns.values):
+        texts = tokens[column::step]
+        mine = texts if indexes is None else [texts[i] for i in indexes]
+        largest = max(map(float, set(mine)))
+        if largest > known[slot]:
+            known[slot] = largest
+            at = next(i for i, text in enumerate(mine) if float(text) == largest)
+            yield at if indexes is None else indexes[at]
+    for column in columns.counters:
+        texts = tokens[column::step]
+        for at in range(len(texts)) if indexes is None else indexes:
+            if texts[at].strip(b"0."):
+                yield at
