@@ -105,7 +105,7 @@ class ConfigFacts:
         first = text.split(maxsplit=1)
         if first and not first[0].startswith("-") and "model" not in flags:
             flags["model"] = first[0].strip("'\"\\")
-        self.command = {k: v for k, v in flags.items() if v != "" and v != "\\"}
+        self.command = {k: v for k, v in flags.items() if v not in {"", "\\"}}
 
     # -- single lines
 

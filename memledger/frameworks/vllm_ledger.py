@@ -392,9 +392,9 @@ class _Builder:
 
     def graph_actual(self) -> Figure | None:
         """What capture took; the pool line says the same bytes, and a profiling sample does not count."""
-        if (source := self.facts.graphs) is not None and not self.facts.graphs_before_pool:
-            if (found := source.amount("size")) is not None:
-                return Figure(found, (source.evidence,))
+        source = self.facts.graphs if not self.facts.graphs_before_pool else None
+        if source is not None and (found := source.amount("size")) is not None:
+            return Figure(found, (source.evidence,))
         for rule, field in (("graph_pool", "actual"), ("budget_consumed", "graphs"), ("budget_split", "graphs")):
             other = self.facts.event(rule)
             if other is not None and (found := other.amount(field)) is not None:

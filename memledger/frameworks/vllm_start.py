@@ -232,6 +232,10 @@ class Start:
         rule = event.id
         if event.rule.kind == "failure":
             self._take_failure(event)
+        elif rule == "http_started":
+            self._ready, self._phase = True, "serving"
+        elif rule == "http_stopped":
+            self._stopped = self.over = True
         elif event.rule.framework != "vllm":
             return
         elif rule in USAGE_RULES:
@@ -624,7 +628,8 @@ class Start:
         labels = self._labels(keys, config)
         grants = self._smallest_grants(keys, labels, config)
         ranks = []
-        for key in keys or [None]:
+        every: list[RankKey | None] = [*keys] or [None]
+        for key in every:
             facts = self._ranks.get(key, RankFacts()) if key is not None else RankFacts()
             label = labels[key] if key is not None else {"tp": 0}
             capacity = _capacity_for(label.get("dp"), engines)
