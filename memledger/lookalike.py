@@ -36,7 +36,7 @@ _PROGRAMS: Final = (
     ("a Python traceback", re.compile(rb"Traceback \(most recent call last\)")),
 )
 _BAR: Final = re.compile(rb"\d+%\|")
-_BINARY_SHARE: Final = 0.1
+_BINARY_SHARE: Final = 0.05
 
 
 def describe(head: bytes, size: int | None = None) -> str:
@@ -50,7 +50,7 @@ def describe(head: bytes, size: int | None = None) -> str:
     if not text.strip():
         return "blank lines only"
     odd = sum(1 for byte in text if byte < 9 or 13 < byte < 27 or byte == 127)
-    if odd > _BINARY_SHARE * len(text) or b"\0\0" in text:
+    if odd > _BINARY_SHARE * len(text) or b"\0" in text:
         return "binary data"
     for name, pattern in _PROGRAMS:
         if pattern.search(text):

@@ -130,25 +130,92 @@ NUMBERS = {
 
 class TestFailure:
     def test_the_failure_in_words_with_its_figures(self):
-        server = dense(state="failed", failures=(Failure("warmup", "warmup", NUMBERS, at(90)),))
+        server = dense(state="failed", failures=(Failure("cuda_oom", "warmup", NUMBERS, at(90)),))
         finding = found(server, "ML201")
         assert finding.severity == "error"
         assert finding.bytes == 786 * MIB
         assert finding.text == (
-            "Memory ran out in the warm-up: 786 MiB were asked for on GPU 0, 141 MiB were free of 79.1 GiB, torch had 68.8 GiB allocated."
+            "The GPU ran out of memory in the warm-up: 786 MiB asked for on GPU 0, 141 MiB free of 79.1 GiB, 68.8 GiB allocated by torch."
         )
 
     def test_the_failure_that_explains_comes_before_its_consequences(self):
-        server = dense(
-            state="failed",
-            failures=(
-                Failure("unknown", "startup", {}, at(89)),
-                Failure("graph_capture", "graphs", NUMBERS, at(90)),
-            ),
+        first, second = (
+            Failure("child_died", "startup", {"rank": 1}, at(89)),
+            Failure("cuda_oom", "graph_capture", NUMBERS, at(90)),
         )
-        text = found(server, "ML201").text
-        assert text.startswith("Memory ran out while CUDA graphs were captured: 786 MiB")
-        assert "1 other kind of failure" in text
+        finding = found(dense(state="failed", failures=(first, second)), "ML201")
+        assert finding.text.startswith("The GPU ran out of memory while capturing CUDA graphs: 786 MiB asked for")
+        assert [e.line for e in finding.evidence] == [90, 89]
+
+    def test_another_kind_is_named(self):
+        both = (Failure("kv_pool", "pools", {"free_bytes": 5 * MIB}), Failure("graph_capture", "graph_capture"))
+        assert found(dense(failures=both), "ML201").text.endswith("Also: graph capture.")
+
+    @pytest.mark.parametrize(
+        ("kind", "numbers", "text"),
+        [
+            (
+                "kv_too_small",
+                {
+                    "max_model_len": 199104,
+                    "needed_bytes": round(7.57 * GIB),
+                    "available_bytes": round(7.4 * GIB),
+                    "estimated_max_model_len": 192576,
+                },
+                "One request of 199,104 tokens needs 7.57 GiB of KV cache, and 7.40 GiB are there: --max-model-len 192576 would fit.",
+            ),
+            (
+                "kv_too_small",
+                {"max_model_len": 8192, "kv_tokens": 4096},
+                "One request may have 8,192 tokens, and the KV cache holds 4,096.",
+            ),
+            ("kv_too_small", {"fraction": 0.2}, "No KV token fits after the weights at --mem-fraction-static 0.2."),
+            (
+                "free_memory_too_small",
+                {"free_bytes": 20 * GIB, "total_bytes": 80 * GIB, "requested_bytes": 72 * GIB, "memory_fraction": 0.9},
+                "At the start 20.0 GiB of 80.0 GiB were free, less than the 72.0 GiB asked for (--gpu-memory-utilization 0.9): "
+                "60.0 GiB were in use by others or by this process's own context.",
+            ),
+            (
+                "weights_leave_no_kv",
+                {"fraction": 0.2, "above": 0.31, "minimum": 0.3012},
+                "The weights leave no room for the KV cache at --mem-fraction-static 0.2: it has to be above 0.31.",
+            ),
+            (
+                "state_blocks_too_few",
+                {"max_num_seqs": 256, "kv_blocks": 190},
+                "256 requests may run, each holds at least one state block, and there are 190: --max-num-seqs 190 would fit.",
+            ),
+            (
+                "state_no_memory",
+                {"slots": -29, "rest_bytes": -90 * MIB},
+                "There is no room for the recurrent state after the weights: slots -29, rest -90 MiB.",
+            ),
+        ],
+    )
+    def test_sentences_of_their_own(self, kind, numbers, text):
+        assert found(dense(failures=(Failure(kind, "pools", numbers),)), "ML201").text == text
+
+    def test_what_the_line_advises_in_figures_is_a_remedy(self):
+        numbers = {
+            "max_model_len": 199104,
+            "needed_bytes": 8 * GIB,
+            "available_bytes": 7 * GIB,
+            "estimated_max_model_len": 192576,
+        }
+        (remedy,) = found(dense(failures=(Failure("kv_too_small", "kv_pool", numbers),)), "ML201").remedies
+        assert remedy.flags == ("--max-model-len", "192576")
+        assert remedy.effects[0].change == 192576 - 199104
+
+    def test_other_processes_are_summed_without_those_whose_size_is_not_known(self):
+        numbers = {
+            "requested_bytes": MIB,
+            "other_processes": [{"pid": 1, "bytes": 3 * GIB}, {"pid": 2, "bytes": None}, {"pid": 3, "bytes": GIB}],
+        }
+        assert (
+            "4.00 GiB held by 2 processes"
+            in found(dense(failures=(Failure("cuda_oom", "serving", numbers),)), "ML201").text
+        )
 
     def test_a_kind_without_a_sentence_still_says_phase_and_figures(self):
         text = found(dense(failures=(Failure("new_kind", "serving", {"pool_tokens": 512}, ()),)), "ML201").text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from memledger import words as n
-from memledger.ledger import Failure, Finding, Server, Severity
+from memledger.ledger import Effect, Failure, Finding, Remedy, Server, Severity
 
 _WORDS: Final = {
+    # kinds of incidents
     "other_process": "Another process holds the GPU's memory",
     "weights": "The weights did not fit on the GPU",
     "profiling": "Memory ran out in the profiling run, which tries the largest batch",
@@ -18,30 +20,86 @@ _WORDS: Final = {
     "prefill": "Memory ran out in a prefill batch",
     "decode": "Memory ran out in a decode batch",
     "workspace": "A workspace could not be allocated",
-    "communication": "A communication buffer could not be allocated",
+    "communication": "A communication library found no memory for its buffers",
     "fragmentation": "An allocation failed although more than its size was reserved and unused: the memory is fragmented",
     "host_memory": "Host memory ran out",
     "library": "A library found no memory for its handle or workspace",
     "not_device_memory": "A kernel asked for more on-chip memory than there is (device memory is not short)",
+    # wordings of one engine
+    "cuda_oom": "The GPU ran out of memory",
+    "hip_oom": "The GPU ran out of memory",
+    "no_cache_blocks": "Weights, activations and graphs leave nothing of the memory budget for the KV cache",
+    "free_memory_changed": "Another process took or gave back GPU memory while this one measured it",
+    "pool_exhausted": "The KV cache ran out of blocks",
+    "unified_failed": "The shared buffer of KV cache and state is too small for one request",
+    "checkpoint_failed": "There is no room for the int8 copies of the state",
+    "host_failed": "Host memory is too small for a host pool",
+    "weights_leave_no_kv": "The weights leave no room for the KV cache under --mem-fraction-static",
+    "state_no_memory": "There is no room for the recurrent state after the weights",
+    "state_pool_too_small": "The state slots that fit serve no request",
+    "swa_too_small": "The sliding-window pool is too small for one request",
+    "pool_assertion": "The memory pool is too small to serve a request",
+    "unbalanced": "One rank's GPU has much less free memory than another's: another process may hold it",
+    "graph_capture_failed": "Graph capture failed",
+    "load_unfinished": "Other ranks did not finish loading the weights",
+    "scheduler_exception": "A scheduler process ended with an exception",
+    "child_died": "A worker process died",
+    "killed": "The server's process was killed",
+    "kv_allocation_failed": "The KV cache ran out of tokens (a limit of the pool, not of the GPU)",
+    "request_slots_failed": "The request slots ran out",
+    "retract_failed": "The KV cache ran out even after running requests were put back",
+    "state_slots_exhausted": "The recurrent-state slots ran out while serving",
+    "gemm_workspace_failed": "There is no room for the workspace of the grouped matrix product",
+    "preprocess_oom": "Multimodal preprocessing ran out of GPU memory and went on on the CPU",
+    "exit_137": "The process was ended by signal 9: host memory ran out, or somebody ended it",
+    "host_memory_too_small": "Host memory is too small",
+    "workspace_locked_growth": "A kernel asked for more workspace than was measured at the start",
 }
-_CONSEQUENCES: Final = ("not_device_memory", "unknown", "library")
-"""Kinds that tell least: a failure of another kind in the same log is the better answer."""
+_CONSEQUENCES: Final = {
+    "child_died",
+    "scheduler_exception",
+    "load_unfinished",
+    "killed",
+    "unknown",
+    "library",
+    "not_device_memory",
+    "preprocess_oom",
+}
+"""Kinds that tell least: a failure of another kind in the same start is the better answer."""
 
 _PHASES: Final = {
-    "init": "at initialisation",
+    "start": "at the start",
+    "startup": "during start-up",
+    "init": "during start-up",
     "weights": "while loading weights",
     "draft_weights": "while loading the draft's weights",
     "profiling": "in the profiling run",
+    "kv_pool": "while allocating the KV cache",
     "pools": "while allocating the pools",
     "draft_pools": "while allocating the draft's pool",
-    "graph_capture": "while capturing graphs",
-    "graphs": "while capturing graphs",
+    "graph_capture": "while capturing CUDA graphs",
+    "graphs": "while capturing CUDA graphs",
     "warmup": "in the warm-up",
-    "startup": "during start-up",
     "serving": "while serving",
     "prefill": "in a prefill batch",
     "decode": "in a decode batch",
+    "sleep": "on going to sleep or waking up",
 }
+_PHASE_ADDS: Final = {
+    "cuda_oom",
+    "hip_oom",
+    "communication",
+    "workspace",
+    "library",
+    "fragmentation",
+    "host_memory",
+    "host_failed",
+    "scheduler_exception",
+    "child_died",
+    "killed",
+    "exit_137",
+}
+"""Kinds that may happen at any time: the phase is part of the answer."""
 
 
 def failure_summary(server: Server) -> Finding | None:
@@ -50,29 +108,118 @@ def failure_summary(server: Server) -> Finding | None:
         return None
     failure = min(server.failures, key=lambda f: (f.kind in _CONSEQUENCES, not f.numbers))
     text = describe(failure)
-    others = len({(f.kind, f.phase) for f in server.failures}) - 1
+    others = list(
+        dict.fromkeys(f.kind for f in server.failures if f.kind != failure.kind and f.kind not in _CONSEQUENCES)
+    )
     if others:
-        text += f" {n.plural(others, 'other kind')} of failure in this start."
+        text += f" Also: {', '.join(kind.replace('_', ' ') for kind in others[:3])}."
     size = failure.numbers.get("requested_bytes")
     severity: Severity = "error" if server.state == "failed" else "warning"
     evidence = tuple(e for f in (failure, *server.failures) for e in f.evidence[:1])
+    remedy = _printed_remedy(failure)
     return Finding(
-        "ML201", "failure", severity, size if isinstance(size, int) else 0, text, tuple(dict.fromkeys(evidence))[:6]
+        "ML201",
+        "failure",
+        severity,
+        size if isinstance(size, int) else 0,
+        text,
+        tuple(dict.fromkeys(evidence))[:6],
+        () if remedy is None else (remedy,),
     )
 
 
 def describe(failure: Failure) -> str:
     """A failure in a sentence: what, when, the figures."""
-    what = _WORDS.get(failure.kind)
-    phase = _PHASES.get(failure.phase)
+    special = _SPECIAL.get(failure.kind)
+    if special is not None and (text := special(failure.numbers)) is not None:
+        return text
+    what, phase = _WORDS.get(failure.kind), _PHASES.get(failure.phase)
     if what is None:
-        what = f"The server failed {phase}" if phase else "The server failed"
-        if failure.kind != "unknown":
-            what += f" ({failure.kind.replace('_', ' ')})"
-    elif phase is not None and not any(word in what for word in phase.split()[-2:]):
-        what += f", {phase}"
+        what = (f"The server failed {phase}" if phase else "The server failed") + (
+            f" ({failure.kind.replace('_', ' ')})" if failure.kind != "unknown" else ""
+        )
+    elif phase is not None and failure.kind in _PHASE_ADDS:
+        what += f" {phase}"
     figures = _figures(failure.numbers)
     return f"{what}: {figures}." if figures else f"{what}."
+
+
+def _kv_too_small(numbers: dict[str, Any]) -> str | None:
+    length, needed, available = (numbers.get(k) for k in ("max_model_len", "needed_bytes", "available_bytes"))
+    tokens, fits, fraction = numbers.get("kv_tokens"), numbers.get("estimated_max_model_len"), numbers.get("fraction")
+    if isinstance(length, int) and isinstance(needed, int) and isinstance(available, int):
+        text = f"One request of {n.count(length)} tokens needs {n.gib_about(needed)} of KV cache, and {n.gib_about(available)} are there"
+    elif isinstance(length, int) and isinstance(tokens, int):
+        text = f"One request may have {n.count(length)} tokens, and the KV cache holds {n.count(tokens)}"
+    elif isinstance(fraction, (int, float)):
+        return f"No KV token fits after the weights at --mem-fraction-static {fraction:g}."
+    else:
+        return None
+    if isinstance(fits, int):
+        text += f": --max-model-len {fits} would fit"
+    return text + "."
+
+
+def _free_memory_too_small(numbers: dict[str, Any]) -> str | None:
+    free, whole, asked, fraction = (
+        numbers.get(k) for k in ("free_bytes", "total_bytes", "requested_bytes", "memory_fraction")
+    )
+    if not isinstance(free, int) or not isinstance(whole, int):
+        return None
+    text = f"At the start {n.gib_about(free)} of {n.gib_about(whole)} were free"
+    if isinstance(asked, int):
+        text += f", less than the {n.gib_about(asked)} asked for"
+        if isinstance(fraction, (int, float)):
+            text += f" (--gpu-memory-utilization {fraction:g})"
+    return f"{text}: {n.gib_about(whole - free)} were in use by others or by this process's own context."
+
+
+def _weights_leave_no_kv(numbers: dict[str, Any]) -> str | None:
+    fraction, least = numbers.get("fraction"), numbers.get("above") or numbers.get("minimum")
+    if not isinstance(fraction, (int, float)) or not isinstance(least, (int, float)):
+        return None
+    return f"The weights leave no room for the KV cache at --mem-fraction-static {fraction:g}: it has to be above {least:g}."
+
+
+def _state_blocks_too_few(numbers: dict[str, Any]) -> str | None:
+    requests, blocks = numbers.get("max_num_seqs"), numbers.get("kv_blocks")
+    if not isinstance(requests, int) or not isinstance(blocks, int):
+        return None
+    return f"{n.count(requests)} requests may run, each holds at least one state block, and there are {n.count(blocks)}: --max-num-seqs {blocks} would fit."
+
+
+_SPECIAL: Final[dict[str, Callable[[dict[str, Any]], str | None]]] = {
+    "kv_too_small": _kv_too_small,
+    "free_memory_too_small": _free_memory_too_small,
+    "weights_leave_no_kv": _weights_leave_no_kv,
+    "state_blocks_too_few": _state_blocks_too_few,
+}
+
+
+def _printed_remedy(failure: Failure) -> Remedy | None:
+    """What the failing line itself advises in a figure."""
+    fits = failure.numbers.get("estimated_max_model_len")
+    if failure.kind == "kv_too_small" and isinstance(fits, int):
+        return Remedy(
+            ("--max-model-len", str(fits)),
+            (Effect(capacity="context_length", change=fits - int(failure.numbers.get("max_model_len") or fits)),),
+            "printed by vLLM",
+        )
+    blocks = failure.numbers.get("kv_blocks")
+    if failure.kind == "state_blocks_too_few" and isinstance(blocks, int):
+        return Remedy(("--max-num-seqs", str(blocks)), (), "printed by vLLM")
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+_NAMES: Final = {
+    "memory_fraction": "memory fraction",
+    "fraction": "--mem-fraction-static",
+    "max_num_seqs": "max_num_seqs",
+    "max_model_len": "max_model_len",
+}
+_LEFT_OUT: Final = {"pid", "exit_code", "rank", "rank2", "code", "code2", "gpu_index"}
 
 
 def _figures(numbers: dict[str, Any]) -> str:
@@ -80,46 +227,44 @@ def _figures(numbers: dict[str, Any]) -> str:
     parts: list[str] = []
     used: set[str] = set()
 
-    def take(name: str) -> Any:
+    def take(name: str) -> int | None:
         used.add(name)
-        return numbers.get(name)
+        value = numbers.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     index = take("gpu_index")
-    on = f" on GPU {index}" if isinstance(index, int) else ""
-    if isinstance(size := take("requested_bytes"), int):
-        parts.append(f"{n.amount(size)} were asked for{on}")
+    on = f" on GPU {index}" if index is not None else ""
+    if (size := take("requested_bytes")) is not None:
+        parts.append(f"{n.amount(size)} asked for{on}")
     free, whole = take("free_bytes"), take("total_bytes")
-    if isinstance(free, int):
-        parts.append(f"{n.amount(free)} were free" + (f" of {n.gib_about(whole)}" if isinstance(whole, int) else ""))
-    elif isinstance(whole, int):
-        parts.append(f"the card has {n.gib_about(whole)}")
-    if isinstance(size := take("process_bytes"), int):
-        parts.append(f"this process held {n.gib_about(size)}")
-    if isinstance(size := take("torch_allocated_bytes"), int):
-        parts.append(f"torch had {n.gib_about(size)} allocated")
-    if isinstance(size := take("private_pools_bytes"), int) and size:
-        parts.append(f"{n.amount(size)} in graph pools")
-    if isinstance(size := take("reserved_unallocated_bytes"), int) and size:
+    if free is not None:
+        parts.append(f"{n.amount(free)} free" + (f" of {n.gib_about(whole)}" if whole is not None else ""))
+    elif whole is not None:
+        parts.append(f"a card of {n.gib_about(whole)}")
+    if (size := take("process_bytes")) is not None:
+        parts.append(f"{n.gib_about(size)} held by this process")
+    if (size := take("torch_allocated_bytes")) is not None:
+        parts.append(f"{n.gib_about(size)} allocated by torch")
+    if size := take("private_pools_bytes"):
+        parts.append(f"{n.amount(size)} of it in graph pools")
+    if size := take("reserved_unallocated_bytes"):
         parts.append(f"{n.amount(size)} reserved but unused")
-    others = take("other_processes")
-    if isinstance(others, (list, tuple)) and others:
+    used.add("other_processes")
+    others = numbers.get("other_processes")
+    if isinstance(others, (list, tuple)):
         sizes = [size for p in others if isinstance(p, dict) and isinstance(size := p.get("bytes"), int)]
         if sizes:
-            parts.append(f"{n.plural(len(sizes), 'other process', 'other processes')} held {n.gib_about(sum(sizes))}")
-    for name, value in numbers.items():
-        if name not in used and (word := _named(name, value)) is not None:
-            parts.append(word)
-    return ", ".join(parts[:8])
+            parts.append(f"{n.gib_about(sum(sizes))} held by {n.plural(len(sizes), 'process', 'processes')}")
+    rest = [word for name, value in numbers.items() if name not in used and (word := _named(name, value)) is not None]
+    return ", ".join([*parts, *rest][:8])
 
 
 def _named(name: str, value: Any) -> str | None:
-    label = name.removesuffix("_bytes").replace("_", " ")
-    if value is None or isinstance(value, (dict, list, tuple)):
+    if name in _LEFT_OUT or value is None or isinstance(value, (bool, dict, list, tuple)):
         return None
+    label = _NAMES.get(name, name.removesuffix("_bytes").replace("_", " "))
     if name.endswith("_bytes") and isinstance(value, int):
         return f"{label} {n.amount(value)}"
-    if isinstance(value, bool):
-        return label if value else None
-    if isinstance(value, (int, float)):
-        return f"{label} {n.count(value) if isinstance(value, int) else format(value, 'g')}"
-    return None
+    if isinstance(value, int):
+        return f"{label} {n.count(value)}"
+    return f"{label} {value:g}" if isinstance(value, float) else None
