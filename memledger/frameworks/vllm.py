@@ -8,9 +8,9 @@ in docs/ledger.md; where one wording means two things the figures are tested, th
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from memledger.events import Event
+from memledger.events import Event, Prefix
 from memledger.frameworks.vllm_start import Start
 from memledger.ledger import Server
 
@@ -32,7 +32,9 @@ class VllmReader:
     def feed(self, event: Event) -> None:
         """Take one event in order."""
         if event.id == "command_line" and event.rule.framework == "vllm":
-            self._command = event
+            # Inside a record of a server the words are somebody's text; a pasted issue quotes its command in prose.
+            if event.word("lead") is None or event.prefix == Prefix():
+                self._command = event
             return
         start = self._start_of(event)
         start.take(event)
@@ -60,8 +62,8 @@ class VllmReader:
         return start
 
     def _of_engine(self, event: Event, group: list[Start], known: Start | None) -> Start:
-        if known is not None and known.has_line(event):
-            return known
+        if (again := next((s for s in reversed(group) if s.has_line(event)), None)) is not None:
+            return again
         rank = event.prefix.ranks.get("dp")
         latest = group[-1] if group else None
         if latest is not None and latest.waits_for_engine:
@@ -69,6 +71,8 @@ class VllmReader:
             return same_model[-1] if same_model else latest
         if known is not None and not known.engine_lines:
             return known
+        if latest is not None and latest.quotes_before(event):
+            return latest
         if rank is not None:
             for start in reversed(group):
                 if not start.over and start.takes_engine(rank, event.prefix.pid):
@@ -76,14 +80,14 @@ class VllmReader:
         return self._new(event)
 
     def _of_front_end(self, event: Event, group: list[Start], known: Start | None) -> Start:
-        if known is not None and known.has_line(event):
-            return known
+        if (again := next((s for s in reversed(group) if s.has_line(event)), None)) is not None:
+            return again
         latest = group[-1] if group else None
         if latest is None:
             return self._new(event)
         if _EXTRA_FRONT.search(event.prefix.process or "") and not latest.over:
             return latest
-        if latest.waits_for_front_line(event):
+        if latest.waits_for_front_line(event) or latest.quotes_before(event) or latest.same_moment(event):
             return latest
         return self._new(event)
 
@@ -120,8 +124,3 @@ def process_kind(event: Event) -> Literal["front", "engine", "worker"] | None:
     if _FRONT.match(name):
         return "front"
     return "engine" if _ENGINE.match(name) else "worker"
-
-
-def extra(**values: Any) -> dict[str, Any]:
-    """The values that are known."""
-    return {k: v for k, v in values.items() if v is not None}

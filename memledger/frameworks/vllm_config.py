@@ -37,6 +37,9 @@ _ALIASES: Final = {
     "nnodes": "nnodes",
 }
 
+DEFAULT_BATCHED: Final = 2048
+"""max_num_batched_tokens of a configuration made without a model (vllm/config/scheduler.py, all versions)."""
+
 _FAMILIES: Final = {
     "flash_attn_mla": "fa_mla",
     "flash_attn": "flash_attn",
@@ -72,8 +75,8 @@ class ConfigFacts:
         self.command: dict[str, Any] = {}
         self.lines: dict[str, Any] = {}
         self.backends: dict[str, str] = {}
-        self.all_args = False
         self.draft = False
+        self._batched: list[int] = []
 
     def take(self, event: Event) -> None:
         """One configuration event."""
@@ -90,7 +93,6 @@ class ConfigFacts:
 
     def _all_args(self, event: Event) -> None:
         self.args.update(parse_call(event.word("args") or ""))
-        self.all_args = True
 
     def _engine_config(self, event: Event) -> None:
         self.engine = {**parse_pairs(event.word("config") or ""), **self.engine}
@@ -100,7 +102,8 @@ class ConfigFacts:
             self.engine = {**parse_pairs(text), **self.engine}
 
     def _command_line(self, event: Event) -> None:
-        text = event.word("command") or ""
+        # A flattened paste glues a flag to the number before it.
+        text = re.sub(r"(?<=\d)--(?=[a-z])", " --", event.word("command") or "").split("```")[0]
         flags = {_ALIASES.get(k, k): v for k, v in parse_command_line(text).items()}
         first = text.split(maxsplit=1)
         if first and not first[0].startswith("-") and "model" not in flags:
@@ -114,7 +117,13 @@ class ConfigFacts:
         self.lines.setdefault("length", event.count("length"))
 
     def _chunked_prefill(self, event: Event) -> None:
-        self.lines["batched"] = event.count("tokens")
+        if (tokens := event.count("tokens")) is not None:
+            self._batched.append(tokens)
+            del self._batched[64:]
+
+    def _step_alignment(self, event: Event) -> None:
+        self.lines["batched_checked"] = event.count("tokens")
+        self.lines["block_checked"] = event.count("block")
 
     def _scheduler_defaults(self, event: Event) -> None:
         if (tokens := event.count("tokens") or event.count("raised")) is not None:
@@ -234,11 +243,16 @@ class ConfigFacts:
         )
 
     def size(self, name: str) -> int | None:
-        """A parallel size: the user's, else the engine's."""
-        found = as_int(self.args.get(name))
-        if found is None:
-            found = as_int(self.engine.get(name))
-        return found if found is not None else as_int(self.command.get(name))
+        """A parallel size: the user's, else the engine's, else what a line about the workers' world says."""
+        for value in (self.args.get(name), self.engine.get(name), self.command.get(name), self.lines.get(name)):
+            if (found := as_int(value)) is not None:
+                return found
+        return None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was printed."""
+        return bool(self.args or self.engine or self.lines or self.backends or self._batched)
 
     def context_length(self) -> int | None:
         """The longest request: after auto-fit, as the engine resolved it, as asked for, as the front end printed it."""
@@ -286,7 +300,7 @@ class ConfigFacts:
             or as_text(asked("kv_cache_dtype")),
             "kv_cache_dtype_requested": as_text(asked("kv_cache_dtype")),
             "page_size": as_int(asked("block_size")),
-            "chunked_prefill_tokens": batched if batched is not None else self.lines.get("batched"),
+            "chunked_prefill_tokens": batched if batched is not None else self._printed_batched(),
             "max_prefill_tokens": None,
             "prefix_caching": caching if caching is not None else self._asked_caching(),
             "state_dtype": self.lines.get("state_dtype") or _not_auto(asked("mamba_ssm_cache_dtype")),
@@ -315,6 +329,34 @@ class ConfigFacts:
             **self._backend_names(),
         }
         return found
+
+    def _printed_batched(self) -> int | None:
+        """Tokens per step from the lines that name it.
+
+        A default configuration made beside the real one prints its 2048 too, before or after the real line: where the
+        lines differ, the engine's compile ranges (which end at the real figure) decide, else the one that is not 2048.
+        """
+        values = set(self._batched)
+        if len(values) > 1:
+            ends = self._compile_end()
+            if ends in values:
+                return ends
+            values.discard(DEFAULT_BATCHED)
+        if len(values) == 1:
+            return values.pop()
+        if self.lines.get("batched_checked") is not None:
+            return int(self.lines["batched_checked"])
+        return self._batched[-1] if self._batched else self.lines.get("batched_default")
+
+    def _compile_end(self) -> int | None:
+        compilation = self.engine.get("compilation_config")
+        if not isinstance(compilation, dict):
+            return None
+        for name in ("compile_ranges_endpoints", "compile_ranges_split_points"):
+            points = compilation.get(name)
+            if isinstance(points, list) and points:
+                return as_int(points[-1])
+        return None
 
     def _asked_caching(self) -> bool | None:
         if (found := as_flag(self.asked("enable_prefix_caching"))) is not None:

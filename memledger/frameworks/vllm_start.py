@@ -167,8 +167,32 @@ class Start:
 
     @property
     def waits_for_engine(self) -> bool:
-        """Whether a front end has started and no engine yet."""
-        return bool(self.front_lines) and not self.engine_lines and not self.over
+        """Whether a front end has started (or at least said something of its configuration) and no engine yet."""
+        heard = bool(self.front_lines) or self.config.any
+        return heard and not self.engine_lines and not self.over and not self._serves
+
+    @property
+    def _serves(self) -> bool:
+        # A front end prints a hybrid's block size and padding before there is an engine.
+        pools = any(e.tokens is not None or e.blocks is not None or e.usage is not None for e in self._engines.values())
+        return bool(self._ranks or pools or self._sum)
+
+    def quotes_before(self, event: Event) -> bool:
+        """Whether lines without a start, read so far, are later in time than this start line: an excerpt of the same log."""
+        if self.engine_lines or self.front_lines or not self._times or event.prefix.time is None:
+            return False
+        first, now = self._times[0], event.prefix.time
+        return len(first) == len(now) and first > now
+
+    def same_moment(self, event: Event) -> bool:
+        """Whether a front-end line of the same process and second was read: a quoted excerpt and then the whole log."""
+        return (
+            any(
+                e.prefix.time == event.prefix.time and e.prefix.pid == event.prefix.pid and e.prefix.time is not None
+                for e in self.front_lines
+            )
+            and event.id != self.front_lines[-1].id
+        )
 
     def has_line(self, event: Event) -> bool:
         """Whether this very line was read before (an excerpt that quotes it twice)."""
@@ -330,6 +354,11 @@ class Start:
             self._phase = "kv_pool"
         if rule in POOL_RULES:
             self._pool_seen = True
+        if rule in {"world_rank", "rank_assignment"} and event.count("world") == 1:
+            self.config.lines["tensor_parallel_size"] = self.config.lines["pipeline_parallel_size"] = 1
+            if event.prefix.process == "EngineCore":
+                # A data-parallel engine carries its number in its name.
+                self.config.lines["data_parallel_size"] = 1
         if rule == "cpu_kv":
             self._device_words.add("cpu")
         if rule == "sleep":
@@ -558,6 +587,8 @@ class Start:
         if (found := self.config.lines.get("block_size")) is not None:
             return int(found)
         # A state group without prefix caching has the longest request as its block.
+        if (found := self.config.lines.get("block_checked")) is not None:
+            return int(found)
         groups = {b for b in engine.group_blocks if b != config.get("context_length")}
         if len(groups) == 1:
             return groups.pop()
@@ -621,9 +652,7 @@ class Start:
 
     # -- ranks as values
 
-    def _rank_values(
-        self, config: dict[str, Any], engines: tuple[Engine, ...], notes: list[str]
-    ) -> tuple[Rank, ...]:
+    def _rank_values(self, config: dict[str, Any], engines: tuple[Engine, ...], notes: list[str]) -> tuple[Rank, ...]:
         keys = self._worker_keys()
         labels = self._labels(keys, config)
         grants = self._smallest_grants(keys, labels, config)
@@ -631,7 +660,7 @@ class Start:
         every: list[RankKey | None] = [*keys] or [None]
         for key in every:
             facts = self._ranks.get(key, RankFacts()) if key is not None else RankFacts()
-            label = labels[key] if key is not None else {"tp": 0}
+            label: dict[str, int | None] = labels[key] if key is not None else {"tp": 0}
             capacity = _capacity_for(label.get("dp"), engines)
             failed = self._failed_total(key, len(keys))
             context = self._context(config, label, facts, grants, capacity, failed)
@@ -825,7 +854,9 @@ class Start:
                     f"no {what} line of {names}: vLLM prints that line for local rank 0 only; the figure is not copied"
                 )
         if self._repeated:
-            notes.append("Ray folded equal lines of several workers into one; which workers they were is not in the log")
+            notes.append(
+                "Ray folded equal lines of several workers into one; which workers they were is not in the log"
+            )
 
 
 def token_rule(capacity: Capacity) -> str:
