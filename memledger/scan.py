@@ -38,7 +38,7 @@ _MEMORY_LIKE: Final = re.compile(
     rb"(?<![\w./-])[\d.,]*\d\s?[GMT]i?B\b(?!/s|ps)"
     rb"|(?i:\b(?:memory|kv|cache|mamba|pool|gpu|state)\b[^\n]{0,60}?\d[\d,]*\s(?:tokens|slots|blocks)\b(?!/s))"
 )
-_EXCEPTION_NAME: Final = re.compile(r"(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure|Exit): +){1,3}")
+_EXCEPTION_NAME: Final = re.compile(r"(?:(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Failure|Exit): +){1,3}")
 _REQUEST_MARKS: Final = (b"Received request ", b"Receive: obj=", b"Finish: obj=", b"GenerateReqInput(")
 _REQUEST_OPENS: Final = re.compile(rb"Received request [^\n]{0,200}?: prompt: |Receive: obj=|Finish: obj=")
 _REQUEST_CLOSES: Final = re.compile(
@@ -50,12 +50,12 @@ _UNFINISHED: Final = re.compile(r"(?:[,(=:]|\bunder|\babove|\band|\bof|\bis|\bwh
 class Scanner:
     """Reads events from streams of bytes; `unrecognized` counts memory-like lines that no rule took."""
 
-    def __init__(self, rules: RuleSet, matcher: Prefilter | None = None) -> None:
+    def __init__(self, rules: RuleSet, *, fallback: bool = False, matcher: Prefilter | None = None) -> None:
         self.rules = rules
         anchors = [a.encode() for a in rules.anchors]
         extra = [m for m in (*MEMORY_LITERALS, *_REQUEST_MARKS) if m not in set(anchors)]
         literals = [*anchors, *extra]
-        self._matcher = matcher or prefilter(literals)
+        self._matcher = matcher or prefilter(literals, fallback=fallback)
         self._marks = frozenset(i for i, literal in enumerate(literals) if literal in _REQUEST_MARKS)
         self._anchor_count = len(anchors)
         self._rules_of = [rules.by_anchor[a] for a in rules.anchors]
@@ -290,9 +290,7 @@ class Scanner:
                 longer = self._match(joined, rules)
                 if longer is None or (found is not None and longer[0] is not found[0]):
                     continue
-                if _said(longer) > had or (
-                    _said(longer) == had and _cut_in_number(message, raw) and joined.startswith(message + piece)
-                ):
+                if _said(longer) > had:
                     best, had = (longer, joined), _said(longer)
             if best is not None and not _UNFINISHED.search(best[1]):
                 break
@@ -311,13 +309,13 @@ class Scanner:
     def _match(message: str, rules: Iterable[Rule]) -> tuple[Rule, dict[str, Value]] | None:
         """The first of the rules that takes `message`, else the message without the name of the exception raised."""
         for rule in rules:
-            if (fields := match_rule(rule, message)) is not None:
+            if (fields := _fields(rule, message)) is not None:
                 return rule, fields
         raised = _EXCEPTION_NAME.match(message)
         if raised is not None:
             rest = message[raised.end() :]
             for rule in rules:
-                if (fields := match_rule(rule, rest)) is not None:
+                if (fields := _fields(rule, rest)) is not None:
                     return rule, fields
         return None
 
@@ -422,17 +420,30 @@ def _end_of_request(data: bytes, left: int, right: int, more: bool) -> int | Non
     return len(data) if end < 0 else end
 
 
+def _fields(rule: Rule, message: str) -> dict[str, Value] | None:
+    """The fields under `rule`; None where it does not match, or where a figure is no number after all."""
+    try:
+        return match_rule(rule, message)
+    except (ValueError, OverflowError):
+        return None
+
+
 def _said(found: tuple[Rule, dict[str, Value]] | None) -> int:
     return -1 if found is None else sum(value is not None for value in found[1].values())
 
 
 def _cut_in_number(message: str, following: bytes) -> bool:
+    """Whether the line may end inside a number.
+
+    It is read so only if the next line completes the record: many lines end with a number, and the next may be another
+    program's that starts with one.
+    """
     return message[-1:].isdigit() and following[:1].isdigit()
 
 
 def check_rules(rules: RuleSet) -> list[str]:
     """What is wrong with the rules' samples (empty: every sample is taken by its own rule with the values it says)."""
-    scanner = Scanner(rules, PythonPrefilter([b"\n"]))
+    scanner = Scanner(rules, matcher=PythonPrefilter([b"\n"]))
     problems = []
     for rule in rules.rules:
         if not rule.sample:
