@@ -73,11 +73,32 @@ _OLD_GRAPHS: Final = {"draft": "cuda_graphs/draft", "piecewise": "cuda_graphs/pr
 _STARTS_A_RANK: Final = frozenset({"load_weight_begin", "load_weight_end", "init_begin"})
 _LEDGER_START: Final = frozenset({*_STARTS_A_RANK, "kv_pool", "state_pool", "pool_end"})
 _SERVING: Final = frozenset({"prefill_batch", "decode_batch", "retraction"})
-_ROCM_WORDS: Final = re.compile(r"\baiter\b|\bHIP\b|rocm", re.IGNORECASE)
+_FUNCTION_PHASES: Final[dict[str, str]] = {
+    "load_model": "weights",
+    "init_memory_pool": "pools",
+    "alloc_memory_pool": "pools",
+    "configure": "pools",
+    "init_attention_backend": "warmup",
+    "init_cublas": "warmup",
+    "kernel_warmup": "warmup",
+    "init_cuda_graphs": "graph_capture",
+    "init_device_graphs": "graph_capture",
+    "init_piecewise_cuda_graphs": "graph_capture",
+    "capture": "graph_capture",
+    "capture_one_batch_size": "graph_capture",
+    "event_loop_normal": "serving",
+    "event_loop_overlap": "serving",
+    "forward_extend": "prefill",
+    "forward_decode": "decode",
+    "prepare_for_extend": "prefill",
+    "prepare_for_decode": "decode",
+    "_get_new_batch_prefill_raw": "prefill",
+    "update_weights_from_disk": "serving",
+}
+"""Functions of SGLang's own code (managers/scheduler.py, model_executor/model_runner.py) and the phase they mean."""
 _CUDA_BACKENDS: Final = frozenset(
     {"flashinfer", "fa3", "fa4", "flashmla", "trtllm_mha", "trtllm_mla", "cutlass_mla", "cutedsl_mla"}
 )
-_UNIFIED_NAMES: Final = re.compile(r"GB10\b|DGX Spark|Jetson|\bThor\b|Strix Halo|gfx1151", re.IGNORECASE)
 
 
 class _Start:
@@ -103,8 +124,7 @@ class _Start:
         self.oom_totals: dict[int | None, int] = {}
         self.device_word: str | None = None
         self.rocm = False
-        self.cuda = False
-        self.unified = False
+        self.traceback_phase: str | None = None
 
     # ------------------------------------------------------------------ intake
 
@@ -153,7 +173,17 @@ class _Start:
         if fraction is not None:
             self.config.fallback("memory_fraction", fraction)
 
+    def _on_traceback(self, event: Event) -> None:
+        function = event.word("function")
+        if function == "run_scheduler_process":
+            self.traceback_phase = None
+        phase = _FUNCTION_PHASES.get(function or "")
+        if phase is not None:
+            self.traceback_phase = phase
+
     def _phase(self, event: Event) -> str:
+        if self.traceback_phase is not None and event.id != "scheduler_exception":
+            return self.traceback_phase
         if self.served and not self._loading():
             return "serving"
         rank = self.ranks.get(_key(event)) if event.prefix.ranks else None
@@ -452,6 +482,7 @@ class _Start:
                 self._rank_gpu(gpu, rank),
                 capacity,
                 self.config.speculative if self.config.speculative is not None else (True if rank.draft else None),
+                self.config.hybrid,
                 self.versions.bounds(self.config.version),
             )
             ranks.append(rank.build(facts, derive))
@@ -521,7 +552,7 @@ class _Start:
             kind = "rocm"
         elif {config.get("attention_backend_prefill"), config.get("attention_backend_decode")} & _CUDA_BACKENDS:
             kind = "cuda"
-        return Gpu(kind=kind, unified_memory=True if self.unified else None)
+        return Gpu(kind=kind)
 
     def _rank_gpu(self, gpu: Gpu, rank: RankBuilder) -> Gpu:
         """The device's total where a line prints it: for every device alike, or for the one an allocation failed on."""
@@ -533,7 +564,7 @@ class _Start:
             total = alike.pop() if len(alike) == 1 and len(self.ranks) == 1 else self.oom_totals.get(rank.tp)
         if total is None or gpu.kind == "cpu":
             return gpu
-        return Gpu(kind=gpu.kind, total_bytes=total, unified_memory=gpu.unified_memory)
+        return Gpu(kind=gpu.kind, total_bytes=total)
 
     # ------------------------------------------------------------------ capacity and usage per engine
 

@@ -86,6 +86,7 @@ class RankFacts(NamedTuple):
     gpu: Gpu
     capacity: Capacity
     speculative: bool | None
+    hybrid: bool
     version: tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -662,11 +663,32 @@ class RankBuilder:
         if opening is None:
             reason = "the reading before loading is not in the log" if readings else None
             return self._late_stages(items, readings), close(None, None, entries, open_reason=reason)
+        late = self._after_last_reading(items)
+        if late:
+            counted = [self._entry(i, readings) for i in items if i not in late and not i.account.startswith("host/")]
+            head = [e for e in entries if e.account == "in_use_at_start"]
+            stages = build_stages(opening, readings, [*head, *counted], CANDIDATES)
+            names = ", ".join(dict.fromkeys(i.account for i in late))
+            return stages, close(None, None, entries, open_reason=f"no free-memory reading after {names}")
         counted = [e for e in entries if e.account != "free"]
         stages = build_stages(opening, readings, counted, CANDIDATES)
-        reason = self._open_reason(readings)
+        reason = self._open_reason(readings) or self._missing_lines(items, facts)
         residual = close(base, opening.free, entries, open_reason=reason, unified_memory=bool(facts.gpu.unified_memory))
         return stages, residual
+
+    def _after_last_reading(self, items: list[Item]) -> list[Item]:
+        """Printed entries of an interval that no reading closes: nothing can be balanced against them."""
+        last = self._reading_orders[-1] if self._reading_orders else 0
+        return [i for i in items if i.order > last and i.basis == "logged" and not i.account.startswith("host/")]
+
+    def _missing_lines(self, items: list[Item], facts: RankFacts) -> str | None:
+        """Pools that exist and whose lines are not in the log (a condensed excerpt)."""
+        accounts = {i.account.partition("/")[0] for i in items}
+        if "kv_cache" not in accounts and (facts.capacity.kv_tokens or 0) > 0:
+            return "the KV pool's own line is not in the log"
+        if "recurrent_state" not in accounts and (facts.hybrid or facts.capacity.state_slots is not None):
+            return "the recurrent state's own line is not in the log"
+        return None
 
     def _open_reason(self, readings: list[Reading]) -> str | None:
         if self.by_subtraction:
