@@ -51,6 +51,18 @@ def amount(size: int) -> str:
     return f"{size} B"
 
 
+def quotient(size: int, tolerance: int, parts: int) -> str:
+    """Bytes over a count, with no more digits than the tolerance lets stand: `64.0 KiB`, `28 KiB`, `about 27 KiB`."""
+    each, spread = size / parts, tolerance / parts
+    unit, name = next(((u, name) for u, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if each >= u), (1, "B"))
+    value, spread = each / unit, spread / unit
+    if abs(value - round(value)) <= min(spread, 0.005) and spread < 0.5:
+        return f"{round(value):,} {name}"
+    if spread <= 0.06:
+        return f"{value:,.1f} {name}"
+    return f"{'' if spread <= 0.5 else 'about '}{value:,.0f} {name}"
+
+
 def count(number: float) -> str:
     """A count with thousands separators; a fraction keeps two decimals."""
     if isinstance(number, int) or number == int(number):

@@ -169,7 +169,11 @@ class TestFailure:
                 {"max_model_len": 8192, "kv_tokens": 4096},
                 "One request may have 8,192 tokens, and the KV cache holds 4,096.",
             ),
-            ("kv_too_small", {"fraction": 0.2}, "No KV token fits after the weights at --mem-fraction-static 0.2."),
+            (
+                "kv_too_small",
+                {"memory_fraction": 0.2},
+                "No KV token fits after the weights at --mem-fraction-static 0.2.",
+            ),
             (
                 "free_memory_too_small",
                 {"free_bytes": 20 * GIB, "total_bytes": 80 * GIB, "requested_bytes": 72 * GIB, "memory_fraction": 0.9},
@@ -178,7 +182,7 @@ class TestFailure:
             ),
             (
                 "weights_leave_no_kv",
-                {"fraction": 0.2, "above": 0.31, "minimum": 0.3012},
+                {"memory_fraction": 0.2, "raise_above": 0.31, "minimum_viable": 0.3012},
                 "The weights leave no room for the KV cache at --mem-fraction-static 0.2: it has to be above 0.31.",
             ),
             (

@@ -12,6 +12,8 @@ CONTEXT_BYTES: Final = GIB
 """Room for what a worker itself holds before its first reading: a CUDA context (0.4 to 0.6 GiB), library handles and
 communication set-up. An estimate, used only to decide whether the rest is worth a word."""
 IN_USE_LIMIT: Final = 2 * GIB
+LARGE_SHARE: Final = 0.2
+"""From this share of the card on, what others hold is the first thing to know."""
 
 STAGE_WORDS: Final = {
     "init": "before the weights",
@@ -73,7 +75,9 @@ def in_use_at_start(server: Server) -> Finding | None:
         "its own context and communication buffers, and other processes; a log can't tell them apart."
     )
     evidence = tuple(e for entry in rank.entries if entry.account == "in_use_at_start" for e in entry.evidence)
-    return Finding("ML303", "memory in use before the start", "note", size, text, evidence)
+    opening = rank.residual.opening_bytes
+    severity: Severity = "warning" if opening and size > LARGE_SHARE * opening else "note"
+    return Finding("ML303", "memory in use before the start", severity, size, text, evidence)
 
 
 def _with_verdict(server: Server, verdict: Verdict) -> list[Rank]:

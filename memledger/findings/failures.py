@@ -36,7 +36,7 @@ _WORDS: Final = {
     "host_failed": "Host memory is too small for a host pool",
     "weights_leave_no_kv": "The weights leave no room for the KV cache under --mem-fraction-static",
     "state_no_memory": "There is no room for the recurrent state after the weights",
-    "state_pool_too_small": "The state slots that fit serve no request",
+    "state_pool_too_small": "The memory left after the weights holds too few recurrent-state slots",
     "swa_too_small": "The sliding-window pool is too small for one request",
     "pool_assertion": "The memory pool is too small to serve a request",
     "unbalanced": "One rank's GPU has much less free memory than another's: another process may hold it",
@@ -44,11 +44,14 @@ _WORDS: Final = {
     "load_unfinished": "Other ranks did not finish loading the weights",
     "scheduler_exception": "A scheduler process ended with an exception",
     "child_died": "A worker process died",
+    "process_died": "A worker process died",
     "killed": "The server's process was killed",
     "kv_allocation_failed": "The KV cache ran out of tokens (a limit of the pool, not of the GPU)",
     "request_slots_failed": "The request slots ran out",
     "retract_failed": "The KV cache ran out even after running requests were put back",
     "state_slots_exhausted": "The recurrent-state slots ran out while serving",
+    "workspace_allocation_failed": "A workspace could not be allocated",
+    "preprocessing_out_of_memory": "Multimodal preprocessing ran out of GPU memory and went on on the CPU",
     "gemm_workspace_failed": "There is no room for the workspace of the grouped matrix product",
     "preprocess_oom": "Multimodal preprocessing ran out of GPU memory and went on on the CPU",
     "exit_137": "The process was ended by signal 9: host memory ran out, or somebody ended it",
@@ -57,6 +60,7 @@ _WORDS: Final = {
 }
 _CONSEQUENCES: Final = {
     "child_died",
+    "process_died",
     "scheduler_exception",
     "load_unfinished",
     "killed",
@@ -64,6 +68,7 @@ _CONSEQUENCES: Final = {
     "library",
     "not_device_memory",
     "preprocess_oom",
+    "preprocessing_out_of_memory",
 }
 """Kinds that tell least: a failure of another kind in the same start is the better answer."""
 
@@ -96,6 +101,7 @@ _PHASE_ADDS: Final = {
     "host_failed",
     "scheduler_exception",
     "child_died",
+    "process_died",
     "killed",
     "exit_137",
 }
@@ -104,18 +110,17 @@ _PHASE_ADDS: Final = {
 
 def failure_summary(server: Server) -> Finding | None:
     """ML201: the failure that explains most, in a sentence."""
-    if not server.failures:
+    failures = [f for f in server.failures if not _stopped(f)]
+    if not failures:
         return None
-    failure = min(server.failures, key=lambda f: (f.kind in _CONSEQUENCES, not f.numbers))
+    failure = min(failures, key=lambda f: (f.kind in _CONSEQUENCES, not f.numbers))
     text = describe(failure)
-    others = list(
-        dict.fromkeys(f.kind for f in server.failures if f.kind != failure.kind and f.kind not in _CONSEQUENCES)
-    )
+    others = list(dict.fromkeys(f.kind for f in failures if f.kind != failure.kind and f.kind not in _CONSEQUENCES))
     if others:
         text += f" Also: {', '.join(kind.replace('_', ' ') for kind in others[:3])}."
     size = failure.numbers.get("requested_bytes")
     severity: Severity = "error" if server.state == "failed" else "warning"
-    evidence = tuple(e for f in (failure, *server.failures) for e in f.evidence[:1])
+    evidence = tuple(e for f in (failure, *failures) for e in f.evidence[:1])
     remedy = _printed_remedy(failure)
     return Finding(
         "ML201",
@@ -126,6 +131,11 @@ def failure_summary(server: Server) -> Finding | None:
         tuple(dict.fromkeys(evidence))[:6],
         () if remedy is None else (remedy,),
     )
+
+
+def _stopped(failure: Failure) -> bool:
+    """Whether a process was told to end (SIGINT, SIGTERM): somebody stopped the server, nothing failed."""
+    return failure.kind in _CONSEQUENCES and failure.numbers.get("exit_code") in {-2, -15, 130, 143}
 
 
 def describe(failure: Failure) -> str:
@@ -146,11 +156,14 @@ def describe(failure: Failure) -> str:
 
 def _kv_too_small(numbers: dict[str, Any]) -> str | None:
     length, needed, available = (numbers.get(k) for k in ("max_model_len", "needed_bytes", "available_bytes"))
-    tokens, fits, fraction = numbers.get("kv_tokens"), numbers.get("estimated_max_model_len"), numbers.get("fraction")
+    tokens, fits = numbers.get("kv_tokens"), numbers.get("estimated_max_model_len")
+    profiled, fraction = numbers.get("profiled_tokens"), numbers.get("memory_fraction")
     if isinstance(length, int) and isinstance(needed, int) and isinstance(available, int):
         text = f"One request of {n.count(length)} tokens needs {n.gib_about(needed)} of KV cache, and {n.gib_about(available)} are there"
     elif isinstance(length, int) and isinstance(tokens, int):
         text = f"One request may have {n.count(length)} tokens, and the KV cache holds {n.count(tokens)}"
+    elif isinstance(profiled, int):
+        return f"No KV token fits after the weights: the engine's own count came to {n.count(profiled)} tokens."
     elif isinstance(fraction, (int, float)):
         return f"No KV token fits after the weights at --mem-fraction-static {fraction:g}."
     else:
@@ -175,7 +188,7 @@ def _free_memory_too_small(numbers: dict[str, Any]) -> str | None:
 
 
 def _weights_leave_no_kv(numbers: dict[str, Any]) -> str | None:
-    fraction, least = numbers.get("fraction"), numbers.get("above") or numbers.get("minimum")
+    fraction, least = numbers.get("memory_fraction"), numbers.get("raise_above") or numbers.get("minimum_viable")
     if not isinstance(fraction, (int, float)) or not isinstance(least, (int, float)):
         return None
     return f"The weights leave no room for the KV cache at --mem-fraction-static {fraction:g}: it has to be above {least:g}."
@@ -213,13 +226,8 @@ def _printed_remedy(failure: Failure) -> Remedy | None:
 
 # ------------------------------------------------------------------------------------------------------------- figures
 
-_NAMES: Final = {
-    "memory_fraction": "memory fraction",
-    "fraction": "--mem-fraction-static",
-    "max_num_seqs": "max_num_seqs",
-    "max_model_len": "max_model_len",
-}
-_LEFT_OUT: Final = {"pid", "exit_code", "rank", "rank2", "code", "code2", "gpu_index"}
+_NAMES: Final = {"max_num_seqs": "max_num_seqs", "max_model_len": "max_model_len", "state_per_slot_bytes": "one slot"}
+_LEFT_OUT: Final = {"pid", "exit_code", "rank", "rank2", "code", "code2", "gpu_index", "other", "other_pid"}
 
 
 def _figures(numbers: dict[str, Any]) -> str:
@@ -250,13 +258,19 @@ def _figures(numbers: dict[str, Any]) -> str:
     if size := take("reserved_unallocated_bytes"):
         parts.append(f"{n.amount(size)} reserved but unused")
     used.add("other_processes")
-    others = numbers.get("other_processes")
-    if isinstance(others, (list, tuple)):
-        sizes = [size for p in others if isinstance(p, dict) and isinstance(size := p.get("bytes"), int)]
-        if sizes:
-            parts.append(f"{n.gib_about(sum(sizes))} held by {n.plural(len(sizes), 'process', 'processes')}")
+    if sizes := _other_sizes(numbers):
+        parts.append(f"{n.gib_about(sum(sizes))} held by {n.plural(len(sizes), 'process', 'processes')}")
     rest = [word for name, value in numbers.items() if name not in used and (word := _named(name, value)) is not None]
     return ", ".join([*parts, *rest][:8])
+
+
+def _other_sizes(numbers: dict[str, Any]) -> list[int]:
+    """What other processes hold, as far as torch's message gives a size: a list of records, or of plain sizes."""
+    found = numbers.get("other_processes") or numbers.get("other") or ()
+    if not isinstance(found, (list, tuple)):
+        return []
+    sizes = [p.get("bytes") if isinstance(p, dict) else p for p in found]
+    return [size for size in sizes if isinstance(size, int)]
 
 
 def _named(name: str, value: Any) -> str | None:

@@ -6,7 +6,7 @@ Text, Markdown and later formats render the same view, so that they cannot disag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
@@ -199,7 +199,9 @@ def build(report: Report, index: int, options: Options) -> View:
     server = report.servers[index]
     ranks = choose_ranks(server, options.rank)
     groups = fold(ranks)
-    shown, rest = groups[:MOST_TABLES], groups[MOST_TABLES:]
+    telling = [g for g in groups if any(e.account != "free" for e in worst(g).entries)] or groups
+    shown = telling[:MOST_TABLES]
+    rest = [g for g in groups if g not in shown]
     tables = [t for group in shown for t in _tables(server, group)]
     return View(
         index=index,
@@ -254,31 +256,34 @@ def devices(server: Server) -> str:
     sizes = {k: v for k in ("tp", "pp", "dp", "ep") if isinstance(v := server.config.get(f"{k}_size"), int) and v > 1}
     if not ranks:
         return " ".join(f"{k.upper()}{v}" for k, v in sizes.items()) or "no rank in the log"
-    text = n.plural(len(ranks), word)
+    least = sizes.get("tp", 1) * sizes.get("pp", 1)
+    text = f"{len(ranks)} of at least {least} {word}s" if len(ranks) < least else n.plural(len(ranks), word)
     if len(names) == 1:
         text += f" ({clean(names.pop(), 60)})"
-    least = sizes.get("tp", 1) * sizes.get("pp", 1)
     if sizes:
         text = " ".join(f"{k.upper()}{v}" for k, v in sizes.items()) + ", " + text
-    if len(ranks) < least:
-        text += f" of at least {least} in this log"
-    return text
+    return text + (" in this log" if len(ranks) < least else "")
 
 
 def causes(server: Server) -> tuple[Cause, ...]:
     """The sentences that come first: the finding that matters most, else where the memory went."""
-    chief = chief_finding(server.findings)
+    chief = chief_finding(server)
     if chief is not None:
         return (Cause(chief.text, chief.code, chief.severity),)
-    return (Cause(plain_sentence(server)),)
+    balance = next((f for f in server.findings if f.code in _BALANCE_CODES), None)
+    if balance is None:
+        return (Cause(plain_sentence(server)),)
+    return (Cause(plain_sentence(server), balance.code, balance.severity),)
 
 
 SEVERITIES: Final = ("info", "note", "warning", "error")
+_BALANCE_CODES: Final = ("ML301", "ML302")
+"""Findings that the plain sentence and the table say already: where the memory went matters more than the rest of it."""
 
 
-def chief_finding(findings: Iterable[Finding]) -> Finding | None:
-    """The finding to begin with: the most severe, then the largest; mere information does not come first."""
-    ranked = [f for f in findings if f.severity != "info"]
+def chief_finding(server: Server) -> Finding | None:
+    """The finding to begin with: the most severe, then the largest. None where nothing is worse than a note."""
+    ranked = [f for f in server.findings if f.severity in {"warning", "error"} and f.code not in _BALANCE_CODES]
     return max(ranked, key=lambda f: (SEVERITIES.index(f.severity), abs(f.bytes)), default=None)
 
 
@@ -300,7 +305,7 @@ def plain_sentence(server: Server) -> str:
         )
     rank = worst(ranks)
     opening = rank.residual.opening_bytes
-    rows = [(a, t) for a, t in account_totals(rank) if a != "free" and t.bytes > 0]
+    rows = [(a, t) for a, t in account_totals(rank) if a not in {"free", "reserve"} and t.bytes > 0]
     rows.sort(key=lambda item: -item[1].bytes)
     if not rows:
         if any(e.account.startswith("host/") for e in rank.entries):
@@ -312,7 +317,8 @@ def plain_sentence(server: Server) -> str:
     held[0] = held[0].replace(subject, f"{subject} {verb}", 1)
     listed = ", ".join(held[:-1]) + (" and " if len(held) > 1 else "") + held[-1]
     if opening is None:
-        return f"The log names {', '.join(_held(a, t.bytes, None) for a, t in rows[:3])}{where}; how much memory there was is not in it."
+        names = ", ".join(f"{n.gib_about(t.bytes)} of {ACCOUNT_LABELS.get(a, a)}" for a, t in rows[:3])
+        return f"The log names {names}{where}; how much memory there was is not in it."
     of = "the card's" if rank.residual.base == "device" else "the"
     start = "" if rank.residual.base == "device" else " free at the start"
     return f"Of {of} {n.gib_about(opening)}{start}{where}, {listed}; {_remainder(rank)}."
@@ -342,6 +348,8 @@ def _remainder(rank: Rank) -> str:
     free = account_total(rank.entries, "free")
     if free is not None:
         parts.append(f"{n.gib_about(free.bytes)} are free")
+    if (reserve := account_total(rank.entries, "reserve")) is not None and reserve.bytes > 0:
+        parts.append(f"{n.gib_about(reserve.bytes)} are kept free")
     residual = rank.residual
     if residual.bytes is None or residual.verdict == "open":
         parts.append("the rest can't be told: " + (residual.reason or "the ledger is open"))
@@ -350,7 +358,7 @@ def _remainder(rank: Rank) -> str:
     elif residual.bytes > 0:
         stage = worst_stage(rank)
         where = f" (most of it {STAGE_WORDS[stage.name]})" if stage is not None and residual.verdict != "closed" else ""
-        parts.append(f"{n.gib_about(residual.bytes)} unexplained{where}")
+        parts.append(f"{n.gib_about(residual.bytes)} {'are ' if not parts else ''}unexplained{where}")
     else:
         parts.append(f"the entries exceed what memory fell by {n.gib_about(-residual.bytes)}")
     return ", ".join(parts)
@@ -558,8 +566,8 @@ def verdict_words(rank: Rank) -> str:
     wider = " (unified memory)" if rank.gpu.unified_memory and residual.verdict == "closed" else ""
     words = {
         "closed": f"closed: within {'3 %' if rank.gpu.unified_memory else '1 %'}{wider}",
-        "unexplained": "does not close: memory is missing that no line names",
-        "over_counted": "does not close: lines name more than memory fell",
+        "unexplained": "does not close",
+        "over_counted": "does not close",
         "open": f"open: {residual.reason or 'not enough readings in the log'}",
     }
     return words[residual.verdict]
@@ -579,7 +587,7 @@ def candidate_words(rank: Rank) -> str:
     residual = rank.residual
     if stage is None or not stage.candidates or (residual.bytes or 0) <= (residual.tolerance_bytes or 0):
         return ""
-    return f"unexplained {STAGE_WORDS[stage.name]}; no line names it. Candidates: {', '.join(stage.candidates)}"
+    return f"no line names what was taken {STAGE_WORDS[stage.name]}; candidates: {', '.join(stage.candidates)}"
 
 
 def _host_rows(entries: Sequence[Entry]) -> list[Row]:
@@ -665,14 +673,20 @@ def _kv_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
     parts = []
     simple = {e.account for e in entries} <= _ONE_POOL
     used = sum(e.bytes for e in entries if e.account != "kv_cache/unused")
+    rounding = sum(e.tolerance_bytes for e in entries)
     if simple and capacity.kv_tokens:
-        parts.append(f"{n.count(capacity.kv_tokens)} tokens x {n.amount(round(used / capacity.kv_tokens))}")
+        parts.append(f"{n.count(capacity.kv_tokens)} tokens x {n.quotient(used, rounding, capacity.kv_tokens)}")
     elif simple and capacity.kv_blocks:
-        parts.append(f"{n.count(capacity.kv_blocks)} blocks x {n.amount(round(used / capacity.kv_blocks))}")
+        parts.append(f"{n.count(capacity.kv_blocks)} blocks x {n.quotient(used, rounding, capacity.kv_blocks)}")
     if not simple or len(entries) != 2 or {e.account for e in entries} != {"kv_cache/k", "kv_cache/v"}:
         parts.append(split_note(entries))
-    parts += sorted({n.dtype(clean(str(e.detail["dtype"]), 40)) for e in entries if e.detail.get("dtype")})
-    return parts
+    return parts + _dtypes(entries)
+
+
+def _dtypes(entries: Sequence[Entry]) -> list[str]:
+    return sorted(
+        {n.dtype(clean(str(e.detail["dtype"]), 40)) for e in entries if e.detail.get("dtype") not in {None, "auto"}}
+    )
 
 
 def _state_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
@@ -683,10 +697,10 @@ def _state_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
         padding = max((e.detail["rows"] for e in base), default=slots) - slots
         text = f"{n.count(slots)}+{padding} slots" if padding > 0 else f"{n.count(slots)} slots"
         if base:
-            text += f" x {n.amount(sum(round(e.bytes / e.detail['rows']) for e in base))}"
+            rows = slots + max(padding, 0)
+            text += f" x {n.quotient(sum(e.bytes for e in base), sum(e.tolerance_bytes for e in base), rows)}"
         parts.append(text)
-    types = {n.dtype(clean(str(e.detail["dtype"]), 40)) for e in entries if e.detail.get("dtype")}
-    parts += sorted(types)
+    parts += _dtypes(entries)
     if len(entries) > 1:
         parts.append(split_note(entries))
     return parts
@@ -723,9 +737,9 @@ def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]
 
 
 def _other_findings(server: Server) -> list[Finding]:
-    chief = chief_finding(server.findings)
-    # Mere information stands in the facts and tables already (and in the JSON); a failure has its own line.
-    rest = [f for f in server.findings if f is not chief and f.code != "ML201" and f.severity != "info"]
+    chief = chief_finding(server)
+    # Mere information and the balance stand in the facts and tables already (and in the JSON).
+    rest = [f for f in server.findings if f is not chief and f.code not in _BALANCE_CODES and f.severity != "info"]
     return sorted(rest, key=lambda f: (-SEVERITIES.index(f.severity), -abs(f.bytes)))
 
 
@@ -736,12 +750,10 @@ def budget_words(server: Server) -> list[str]:
         if budget.static_bytes is None:
             continue
         text = f"{n.gib_about(budget.static_bytes)} allowed"
-        if (fraction := server.config.get("memory_fraction")) is not None:
-            text += f" ({fraction:g}{'' if server.framework == 'vllm' else ' of what was free'})"
         if budget.slack_bytes is not None:
             text += f", {n.gib_about(budget.slack_bytes)} outside it"
         if budget.rule:
-            text += f": {clean(budget.rule, 160)}"
+            text += f": {clean(budget.rule, 160).partition(':')[0]}"
         return [text]
     return []
 
@@ -774,7 +786,7 @@ def _capacity(server: Server, capacity: Capacity) -> str:
         each = f" of {n.count(capacity.kv_block_tokens)} tokens" if capacity.kv_block_tokens else ""
         parts.append(f"{n.count(capacity.kv_blocks)} blocks{each}")
     if capacity.max_running_requests is not None:
-        parts.append(f"{n.count(capacity.max_running_requests)} running requests" + _bound(capacity))
+        parts.append(n.plural(capacity.max_running_requests, "running request") + _bound(capacity))
     if capacity.state_slots is not None and not _bound(capacity):
         each = f" ({n.count(capacity.slots_per_request)} a request)" if capacity.slots_per_request else ""
         parts.append(f"{n.count(capacity.state_slots)} state slots{each}")
@@ -830,8 +842,8 @@ def failure_words(failure: Any, report: Report) -> str:
     """The line that says it, with where it stands."""
     if failure.evidence:
         first = failure.evidence[0]
-        return f"{where(first, report)}: {clean(first.text, 200)}"
-    return clean(f"{failure.kind} in {failure.phase}".replace("_", " "), 200)
+        return f"{where(first, report)}: {clean(first.text, 140)}"
+    return clean(f"{failure.kind} in {failure.phase}".replace("_", " "), 140)
 
 
 def where(evidence: Evidence, report: Report) -> str:
@@ -851,15 +863,11 @@ def _unread(report: Report, options: Options) -> list[tuple[str, str]]:
 
 def next_words(report: Report, index: int, options: Options) -> list[str]:
     """Commands that tell more, where there is more to tell."""
-    server = report.servers[index]
-    words = []
-    if any(r.residual.base == "first_reading" and r.gpu.total_bytes is None for r in server.ranks) and not any(
-        r.gpu.kind == "cpu" for r in server.ranks
-    ):
-        words.append(f"{options.command} --gpu-total 80GiB (or a card's name): close against the whole card")
-    if not options.evidence and any(e.evidence for r in server.ranks for e in r.entries):
-        words.append(f"{options.command} --evidence: the lines behind the figures")
-    return words[:1] if len(words) > 1 and options.rank else words
+    ranks = report.servers[index].ranks
+    unknown_total = any(r.residual.base == "first_reading" and r.gpu.total_bytes is None for r in ranks)
+    if unknown_total and all(r.gpu.kind in {None, "cuda", "rocm"} for r in ranks):
+        return [f"{options.command} --gpu-total 80GiB (the card's size or name): what was in use before the start"]
+    return []
 
 
 def _evidence(server: Server, ranks: Sequence[Rank]) -> list[Evidence]:
@@ -879,7 +887,7 @@ def other_starts(report: Report, shown: Sequence[int]) -> list[str]:
     for index, server in enumerate(report.servers):
         if index in shown:
             continue
-        lead = chief_finding(server.findings)
+        lead = chief_finding(server)
         outcome = (
             lead.text
             if lead is not None and server.state == "failed"
