@@ -121,7 +121,7 @@ def entry(
 class StageResidual(msgspec.Struct, frozen=True):
     """What remains of a stage when its entries are taken off; negative: more was entered than memory fell.
 
-    None where the reading at the stage's start is not in the log.
+    None where the reading at the stage's start, or at its end, is not in the log.
     """
 
     bytes: int | None
@@ -132,13 +132,13 @@ class Stage(msgspec.Struct, frozen=True):
     """The interval between two consecutive free-memory readings of one rank.
 
     `free_before_bytes` is the reading that closed the stage before (or the opening balance), so that every pair of
-    consecutive readings belongs to exactly one stage; None where the log starts later. `candidates` names what is known
+    consecutive readings belongs to exactly one stage; None where the log starts later, or ends before. `candidates` names what is known
     to move memory in this stage without a line of its own.
     """
 
     name: str
     free_before_bytes: int | None
-    free_after_bytes: int
+    free_after_bytes: int | None
     residual: StageResidual
     candidates: tuple[str, ...] = ()
 

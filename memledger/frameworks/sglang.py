@@ -471,8 +471,7 @@ class _Start:
         facts_config = {**config}
         gpu = self._gpu(config)
         ranks = []
-        for key in sorted(self.ranks, key=_sort_key):
-            rank = self.ranks[key]
+        for rank in self._told():
             capacity = self._rank_capacity(rank)
             facts = RankFacts(
                 facts_config,
@@ -506,6 +505,12 @@ class _Start:
             failures=self.failures.build(),
             notes=tuple(notes),
         )
+
+    def _told(self) -> list[RankBuilder]:
+        """Ranks of which the log tells something, in order; one that only appears as a label is left out beside others."""
+        ordered = [self.ranks[key] for key in sorted(self.ranks, key=_sort_key)]
+        told = [r for r in ordered if r.items or r.readings or r.final is not None]
+        return told or ordered
 
     def _complete_config(self, config: dict[str, Any]) -> None:
         """What the pools' own lines say about configuration."""

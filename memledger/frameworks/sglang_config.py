@@ -98,6 +98,7 @@ _BACKEND_ALIASES: Final = {"tokenspeed_mla": "cutedsl_mla", "nsa": "dsa", "compr
 HYBRID_ONLY: Final = frozenset(
     {
         "state_dtype",
+        "state_backend",
         "state_slots_requested",
         "state_memory_ratio",
         "state_track_interval",
@@ -275,7 +276,7 @@ class ConfigBuilder:
             values["state_backend"] = backend_name(ssu)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------------
 # One small function per configuration line.
 
 
@@ -351,7 +352,6 @@ def _marker(config: ConfigBuilder, event: Event) -> None:
 
 def _ssu(config: ConfigBuilder, event: Event) -> None:
     config.set("state_backend", backend_name(event.word("backend")))
-    config.hybrid = True
 
 
 def _vision(config: ConfigBuilder, event: Event) -> None:

@@ -589,6 +589,7 @@ class RankBuilder:
         if free is not None:
             entries.append(free)
         stages, residual = self._balance(entries, items, opening, readings, base, facts)
+        stages = (*stages, *self._unfinished())
         if cpu:
             entries = [_hosted(e) for e in entries]
             stages, residual = (
@@ -675,6 +676,12 @@ class RankBuilder:
         reason = self._open_reason(readings) or self._missing_lines(items, facts)
         residual = close(base, opening.free, entries, open_reason=reason, unified_memory=bool(facts.gpu.unified_memory))
         return stages, residual
+
+    def _unfinished(self) -> tuple[Stage, ...]:
+        """A load whose end is not in the log: its start is known, nothing can remain of it."""
+        if self.begin_stage is None or self.begin is None:
+            return ()
+        return (Stage(self.begin_stage, self.begin.bytes, None, StageResidual(None, None)),)
 
     def _after_last_reading(self, items: list[Item]) -> list[Item]:
         """Printed entries of an interval that no reading closes: nothing can be balanced against them."""
