@@ -40,6 +40,11 @@ def signed_gib(size: int) -> str:
     return "0.00" if text in {"+0.00", "-0.00"} else text
 
 
+def signed_or_zero(size: int) -> str:
+    """A residual in GiB: `0.31`, `-0.40`; `0.00` where two decimals show nothing."""
+    return signed_gib(size).removeprefix("+")
+
+
 def amount(size: int) -> str:
     """Bytes in the unit that suits them: `64 KiB`, `146.8 MiB`, `2.10 GiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
@@ -58,7 +63,7 @@ def quotient(size: int, tolerance: int, parts: int) -> str:
     value, spread = each / unit, spread / unit
     if abs(value - round(value)) <= min(spread, 0.005) and spread < 0.5:
         return f"{round(value):,} {name}"
-    if spread <= 0.06:
+    if spread <= 0.1:
         return f"{value:,.1f} {name}"
     return f"{'' if spread <= 0.5 else 'about '}{value:,.0f} {name}"
 

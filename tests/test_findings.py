@@ -64,10 +64,8 @@ class TestIdleSlots:
         server = hybrid(ranks=with_capacity(slots_per_request=None), usage=Usage(peak_running_requests=3, lines=100))
         assert found(server, "ML101") is None
 
-    def test_few_usage_lines_are_said_and_weigh_less(self):
-        finding = found(hybrid(usage=Usage(peak_running_requests=1, lines=2)), "ML101")
-        assert "only 2 usage lines" in finding.text
-        assert finding.severity == "note"
+    def test_a_single_request_may_be_the_warm_up_and_weighs_less(self):
+        assert found(hybrid(usage=Usage(peak_running_requests=1, lines=2)), "ML101").severity == "note"
 
     def test_no_remedy_for_versions_that_ignore_the_flag(self):
         assert found(hybrid(framework_version="0.5.5.post1"), "ML101").remedies == ()

@@ -179,9 +179,7 @@ class TestFacts:
             "434,912 KV tokens; 27,182 blocks of 16 tokens; 256 running requests; 13.27 requests of 32,768 tokens at once"
             in output
         )
-        assert re.search(
-            r"^budget +71\.3 GiB allowed, 7\.90 GiB outside it: total x 0\.9$", output, re.MULTILINE
-        )
+        assert re.search(r"^budget +71\.3 GiB allowed, 7\.90 GiB outside it: total x 0\.9$", output, re.MULTILINE)
 
     def test_engines_that_differ_are_listed(self):
         engines = (Engine(0, None, Capacity(kv_tokens=100)), Engine(1, None, Capacity(kv_tokens=200)))
@@ -259,7 +257,7 @@ class TestHost:
         )
         output = text(server)
         assert "host memory, GPU 0" in output
-        assert re.search(r"^KV cache +\S+ +20\.00 +100\.0% +logged +60", output, re.MULTILINE)
+        assert re.search(r"^KV cache +20\.00 +100\.0% +logged +60", output, re.MULTILINE)
         assert re.search(r"^free at the start +23\.50", output, re.MULTILINE)
 
     def test_a_cpu_server_has_only_a_host_table(self):

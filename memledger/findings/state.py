@@ -19,7 +19,6 @@ FULL: Final = 0.95
 KV_LOW: Final = 0.7
 """KV usage below which KV tokens are not what holds the workload back."""
 WORTH_SAYING: Final = 256 * MIB
-FEW_LINES: Final = 10
 FLAG: Final = "--max-mamba-cache-size"
 _PER_SLOT: Final = ("recurrent_state/conv", "recurrent_state/ssm")
 _FLAG_WORKS_FROM: Final = (0, 5, 7)
@@ -47,16 +46,14 @@ def idle_slots(server: Server) -> Finding | None:
     each = " on each GPU" if len(server.ranks) > 1 else ""
     text = (
         f"{n.gib_about(state)}{each} is recurrent state for {n.count(slots)} slots, room for {n.plural(requests, 'request')} at {per_request} each. "
-        f"At most {n.count(running)} ever ran{_held_words(held, per_request * running)}: {n.gib_about(idle * slot_bytes)} were never needed{_few_lines(server)}."
+        f"At most {n.count(running)} ever ran{_held_words(held, per_request * running)}: {n.gib_about(idle * slot_bytes)} were never needed."
     )
     remedy = _smaller_pool(server, rank, per_request, running, slots, slot_bytes, held)
     if remedy is not None:
         text += f" {_remedy_words(server, rank, remedy, per_request)}"
-    severity: Severity = (
-        "warning"
-        if idle * slot_bytes >= 0.05 * (rank.residual.opening_bytes or 0) and server.usage.lines >= FEW_LINES
-        else "note"
-    )
+    # One request may be the server's own warm-up: a log that shows no more tells little about the workload.
+    much = idle * slot_bytes >= 0.05 * (rank.residual.opening_bytes or 0)
+    severity: Severity = "warning" if much and running > 1 else "note"
     remedies = () if remedy is None else (remedy,)
     return Finding("ML101", "state slots idle", severity, idle * slot_bytes, text, _state_evidence(rank), remedies)
 
@@ -69,7 +66,7 @@ def _idle_unknown_share(server: Server, rank: Rank, slots: int, slot_bytes: int,
     each = " on each GPU" if len(server.ranks) > 1 else ""
     text = (
         f"{n.gib_about(_state_bytes(rank))}{each} is recurrent state for {n.count(slots)} slots. At most {n.count(held)} were ever held "
-        f"({n.plural(running, 'running request')} at the peak): {n.gib_about((slots - held) * slot_bytes)} were never held{_few_lines(server)}. "
+        f"({n.plural(running, 'running request')} at the peak): {n.gib_about((slots - held) * slot_bytes)} were never held. "
         "How many slots one request takes is not in the log, so no smaller number is named here."
     )
     return Finding("ML101", "state slots idle", "note", (slots - held) * slot_bytes, text, _state_evidence(rank))
@@ -160,11 +157,6 @@ def _most_slots_held(server: Server, slots: int) -> int | None:
 
 def _held_words(held: int | None, needed: int) -> str:
     return f" and {n.count(held)} slots were held" if held is not None and held > needed else ""
-
-
-def _few_lines(server: Server) -> str:
-    lines = server.usage.lines
-    return f" (only {n.plural(lines, 'usage line')} in the log)" if 0 < lines < FEW_LINES else ""
 
 
 def _state_evidence(rank: Rank) -> tuple[Evidence, ...]:

@@ -79,7 +79,7 @@ def _cells(row: Row) -> Sequence[str]:
     label = f"**{escape(row.label)}**" if strong else escape(row.label)
     basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
     share = "" if row.share is None else f"{row.share * 100:.1f} %"
-    size = "?" if row.bytes is None else n.gib(row.bytes)
+    size = "?" if row.bytes is None else n.signed_or_zero(row.bytes) if row.kind == "unexplained" else n.gib(row.bytes)
     return (
         label,
         size.replace("<", "&lt;").replace(">", "&gt;"),

@@ -106,38 +106,43 @@ def _fact(name: str, text: str, style: Style) -> list[str]:
 def _table(table: Table, style: Style) -> list[str]:
     from tabulate import tabulate
 
-    labels = max(len(row.label) for row in table.rows)
-    title_apart = len(table.title) > max(labels, 16)
-    head = ["" if title_apart else table.title, "GiB", "share", "basis", "line"]
-    cells = [_cells(row, style) for row in table.rows]
-    widths = [max(len(head[i]), *(len(c[i]) for c in cells)) for i in range(5)]
+    title_apart = len(table.title) > max(16, *(len(row.label) for row in table.rows))
+    lines = [_paint(table.title, "bold", style)] if title_apart else []
+    cells = [
+        ["" if title_apart else table.title, "GiB", "share", "basis", "line"],
+        *(_cells(row, style) for row in table.rows),
+    ]
+    kept = [i for i in range(5) if i < 2 or any(cell[i] for cell in cells[1:])]
     # Two blanks stand between columns; what the figures leave is shared by the bar and the note.
-    rest = style.width - sum(widths) - 2 * len(widths)
-    bar = _bar_width(rest, max(len(row.note) for row in table.rows))
+    rest = style.width - sum(max(len(cell[i]) for cell in cells) + 2 for i in kept)
+    top = max((abs(row.share) for row in table.rows if row.share is not None and row.kind != "opening"), default=0.0)
+    bar = _bar_width(rest, max(len(row.note) for row in table.rows)) if top and len(table.rows) > 1 else 0
     note = rest - (bar + 2 if bar else 0)
     beside = note >= LEAST_NOTE
-    rows = []
-    top = max((abs(row.share) for row in table.rows if row.share is not None and row.kind != "opening"), default=0.0)
-    for row, cell in zip(table.rows, cells, strict=True):
-        drawn = [_draw(row, top, bar, style)] if bar else []
-        rows.append([cell[0], *drawn, *cell[1:], _fit_note(row.note, note) if beside else ""])
-    header = [head[0], *([""] if bar else []), *head[1:], ""]
-    align = ["left", *(["left"] if bar else []), "right", "right", "left", "right", "left"]
+    drawn = ["", *(_draw(row, top, bar, style) for row in table.rows)]
+    notes = ["", *(_fit_note(row.note, note) if beside else "" for row in table.rows)]
+    grid = [
+        [cell[0], *([drawing] if bar else []), *(cell[i] for i in kept[1:]), words]
+        for cell, drawing, words in zip(cells, drawn, notes, strict=True)
+    ]
+    align = ["left", *(["left"] if bar else []), *(_ALIGN[i] for i in kept[1:]), "left"]
     # The header goes in as a row: tabulate pads headers further than the figures need.
-    text = tabulate([header, *rows], tablefmt="plain", colalign=align, disable_numparse=True)
-    lines = [line.rstrip() for line in text.splitlines()]
-    lines[0] = _paint(lines[0], "bold", style)
-    lines[1:] = [_paint_row(line, style) for line in lines[1:]]
+    text = tabulate(grid, tablefmt="plain", colalign=align, disable_numparse=True)
+    head, *body = [line.rstrip() for line in text.splitlines()]
+    lines.append(_paint(head, "bold", style))
+    body = [_paint_row(line, style) for line in body]
     if not beside:
-        below = [
-            textwrap.wrap(row.note, style.width, initial_indent="    ", subsequent_indent="    ") for row in table.rows
-        ]
-        lines = [lines[0], *(line for row, notes in zip(lines[1:], below, strict=True) for line in (row, *notes))]
-    if title_apart:
-        lines.insert(0, _paint(table.title, "bold", style))
-    for remark in table.remarks:
-        lines += textwrap.wrap(remark, style.width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return lines
+        below = [_indented(row.note, style, 4) for row in table.rows]
+        body = [line for row, words in zip(body, below, strict=True) for line in (row, *words)]
+    return [*lines, *body, *(line for remark in table.remarks for line in _indented(remark, style, 2))]
+
+
+_ALIGN: Final = ("left", "right", "right", "left", "right")
+
+
+def _indented(text: str, style: Style, depth: int) -> list[str]:
+    blank = " " * depth
+    return textwrap.wrap(text, style.width, initial_indent=blank, subsequent_indent=blank, break_on_hyphens=False)
 
 
 def _bar_width(rest: int, longest_note: int) -> int:
@@ -149,17 +154,12 @@ def _bar_width(rest: int, longest_note: int) -> int:
     return max(6, min(24, rest - 2 - longest_note))
 
 
-def _cells(row: Row, style: Style) -> tuple[str, str, str, str, str]:
+def _cells(row: Row, style: Style) -> list[str]:
     basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
     share = "" if row.share is None else f"{row.share * 100:.1f}%"
-    size = "?" if row.bytes is None else n.gib(row.bytes)
-    return (
-        row.label,
-        size,
-        "0.0%" if share == "-0.0%" else share,
-        basis if style.unicode else basis.translate(_ASCII),
-        line_numbers(row.lines),
-    )
+    size = "?" if row.bytes is None else n.signed_or_zero(row.bytes) if row.kind == "unexplained" else n.gib(row.bytes)
+    share = "0.0%" if share == "-0.0%" else share
+    return [row.label, size, share, basis if style.unicode else basis.translate(_ASCII), line_numbers(row.lines)]
 
 
 def line_numbers(evidence: Sequence[Evidence]) -> str:

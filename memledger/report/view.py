@@ -271,9 +271,10 @@ def causes(server: Server) -> tuple[Cause, ...]:
     if chief is not None:
         return (Cause(chief.text, chief.code, chief.severity),)
     balance = next((f for f in server.findings if f.code in _BALANCE_CODES), None)
-    if balance is None:
-        return (Cause(plain_sentence(server)),)
-    return (Cause(plain_sentence(server), balance.code, balance.severity),)
+    text = plain_sentence(server)
+    if server.state == "failed":
+        text = "The server failed; no line says that memory was the reason. " + text
+    return (Cause(text),) if balance is None else (Cause(text, balance.code, balance.severity),)
 
 
 SEVERITIES: Final = ("info", "note", "warning", "error")
@@ -534,7 +535,7 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
     residual = rank.residual
     if residual.bytes is not None:
         share = residual.bytes / opening if opening else None
-        label = "unexplained" if residual.bytes >= 0 else "over-counted"
+        label = "over-counted" if residual.bytes < -(residual.tolerance_bytes or 0) else "unexplained"
         rows.append(
             Row(
                 "unexplained",
@@ -674,13 +675,22 @@ def _kv_note(entries: Sequence[Entry], capacity: Capacity) -> list[str]:
     simple = {e.account for e in entries} <= _ONE_POOL
     used = sum(e.bytes for e in entries if e.account != "kv_cache/unused")
     rounding = sum(e.tolerance_bytes for e in entries)
-    if simple and capacity.kv_tokens:
-        parts.append(f"{n.count(capacity.kv_tokens)} tokens x {n.quotient(used, rounding, capacity.kv_tokens)}")
-    elif simple and capacity.kv_blocks:
-        parts.append(f"{n.count(capacity.kv_blocks)} blocks x {n.quotient(used, rounding, capacity.kv_blocks)}")
+    tokens, blocks = capacity.kv_tokens, capacity.kv_blocks
+    if simple and tokens:
+        # Pools of blocks: where several kinds of layers share one pool, the printed tokens are not the pool's own count.
+        each = f" x {n.quotient(used, rounding, tokens)}" if _counts_tokens(entries, tokens, blocks) else ""
+        parts.append(f"{n.count(tokens)} tokens{each}")
+    elif simple and blocks:
+        parts.append(f"{n.count(blocks)} blocks x {n.quotient(used, rounding, blocks)}")
     if not simple or len(entries) != 2 or {e.account for e in entries} != {"kv_cache/k", "kv_cache/v"}:
         parts.append(split_note(entries))
     return parts + _dtypes(entries)
+
+
+def _counts_tokens(entries: Sequence[Entry], tokens: int, blocks: int | None) -> bool:
+    if all(e.account not in {"kv_cache/pool", "kv_cache/unused"} for e in entries):
+        return True
+    return blocks is not None and blocks > 0 and tokens % blocks == 0
 
 
 def _dtypes(entries: Sequence[Entry]) -> list[str]:
@@ -826,8 +836,6 @@ def usage_words(server: Server) -> str:
             text += ("; " if text else "") + n.plural(value, name)
     if not text:
         return "no serving lines in the log: what the workload needed can't be told"
-    if 0 < u.lines < 10:
-        text += f" (only {n.plural(u.lines, 'usage line')})"
     return text
 
 
@@ -864,9 +872,9 @@ def _unread(report: Report, options: Options) -> list[tuple[str, str]]:
 def next_words(report: Report, index: int, options: Options) -> list[str]:
     """Commands that tell more, where there is more to tell."""
     ranks = report.servers[index].ranks
-    unknown_total = any(r.residual.base == "first_reading" and r.gpu.total_bytes is None for r in ranks)
+    unknown_total = any(r.residual.base != "device" and r.gpu.total_bytes is None and r.entries for r in ranks)
     if unknown_total and all(r.gpu.kind in {None, "cuda", "rocm"} for r in ranks):
-        return [f"{options.command} --gpu-total 80GiB (the card's size or name): what was in use before the start"]
+        return [f"{options.command} --gpu-total 80GiB (the card's size or name)"]
     return []
 
 
