@@ -14,6 +14,9 @@ from memledger.events import Event, Prefix
 from memledger.frameworks.vllm_start import Start
 from memledger.ledger import Server
 
+MOST_EARLY: Final = 100
+"""Lines of other programs kept until the first start is known."""
+
 FRONT_RULES: Final = frozenset({"version", "non_default_args", "all_args"})
 _ENGINE: Final = re.compile(r"(?:DP)?(?:MoE)?EngineCore")
 _FRONT: Final = re.compile(r"(?:API|Api)Server|DPSupervisor|MainProcess")
@@ -28,6 +31,7 @@ class VllmReader:
     def __init__(self) -> None:
         self._starts: list[Start] = []
         self._command: Event | None = None
+        self._early: list[Event] = []
 
     def feed(self, event: Event) -> None:
         """Take one event in order."""
@@ -36,12 +40,33 @@ class VllmReader:
             if event.word("lead") is None or event.prefix == Prefix():
                 self._command = event
             return
-        start = self._start_of(event)
-        start.take(event)
+        if event.rule.framework == "any":
+            self._feed_foreign(event)
+            return
+        self._start_of(event).take(event)
 
     def servers(self) -> list[Server]:
         """Every start found, in order of its first line."""
+        if not self._starts and self._early:
+            self._starts.append(Start(None))
+            self._flush(self._starts[0])
         return [start.server() for start in self._starts if start.worth_telling]
+
+    def _feed_foreign(self, event: Event) -> None:
+        """A line of torch, the kernel or the HTTP server: the start of its process, of its stream, or the last one."""
+        pid = (event.prefix.host, event.prefix.pid) if event.prefix.pid is not None else None
+        same = [s for s in self._starts if s.source == event.prefix.source] or self._starts
+        known = next((s for s in reversed(self._starts) if pid is not None and pid in s.pids), None)
+        start = known or (same[-1] if same else None)
+        if start is not None:
+            start.take(event)
+        elif len(self._early) < MOST_EARLY:
+            self._early.append(event)
+
+    def _flush(self, start: Start) -> None:
+        for event in self._early:
+            start.take(event)
+        self._early.clear()
 
     # -- which start a line belongs to
 
@@ -96,8 +121,11 @@ class VllmReader:
             return self._new(event)
         label = tuple(sorted(event.prefix.ranks.items()))
         if label and event.prefix.pid is not None and process_kind(event) == "worker":
+            if group[-1].label_is_free(label):
+                return group[-1]
+            # Two servers that start at once: an earlier one may still wait for its workers.
             for start in reversed(group):
-                if not start.over and start.label_is_free(label):
+                if not start.over and start.waits_for_workers:
                     return start
         return group[-1]
 
@@ -113,6 +141,7 @@ class VllmReader:
                 # Containers and restarts reuse pids: what the new start prints is not the old one's.
                 other.pids.clear()
         self._starts.append(start)
+        self._flush(start)
         return start
 
 

@@ -15,6 +15,8 @@ _KINDS: Final = {
     "nvml_hides_oom": "cuda_oom",
     "cuda_error_oom": "cuda_oom",
     "load_oom": "cuda_oom",
+    "alloc_call_failed": "allocation_failed",
+    "ray_oom": "host_memory",
     "library_alloc_failed": "library",
     "nccl_alloc_failed": "communication",
     "host_alloc_failed": "host_memory",

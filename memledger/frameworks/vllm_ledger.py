@@ -339,7 +339,8 @@ class _Builder:
         charged = size if size is not None and self.charged_by_message() is not False else None
         source = self.facts.event("budget_consumed")
         if source is not None and (peak := source.amount("activation")) is not None:
-            if charged is None or source.amount("graphs") is None:
+            # A peak smaller than the estimate cannot contain it.
+            if charged is None or charged.bytes > peak.bytes + peak.tolerance + charged.tolerance:
                 return Figure(peak, (source.evidence,)), ZERO
             return _without(peak, charged, source, estimate), charged
         source = self.facts.event("budget_split")
@@ -475,6 +476,9 @@ class _Builder:
             source = self.facts.event(rule)
             if source is not None and (found := source.amount(field)) is not None:
                 extra = self.context.pool_detail if rule == "cpu_kv" else {}
+                given = self.context.kv_bytes
+                if rule == "cpu_kv" and given is not None and abs(given - found.bytes) <= found.tolerance:
+                    found = Amount(given)
                 self.add(account, Figure(found, (source.evidence,)), None, note=note, **extra)
         self.add_swap(grant)
 

@@ -121,7 +121,8 @@ class UsageFacts(msgspec.Struct):
         self.lines += 1
         self.running = _largest(self.running, running)
         self.queued = _largest(self.queued, queued)
-        self.kv = kv if self.kv is None else self.kv if kv is None else max(self.kv, kv)
+        if kv is not None:
+            self.kv = round(max(kv, self.kv or 0.0), 6)
 
     def value(self, scope: Literal["engine", "sum_of_engines"] = "engine") -> Usage:
         """The peaks as a contract value."""
@@ -162,6 +163,7 @@ class Start:
         self._repeated: set[str] = set()
         self._device_name: str | None = None
         self._counted = 0
+        self._has_front = self._quoted = False
 
     # -- routing: which lines this start waits for
 
@@ -182,7 +184,8 @@ class Start:
         if self.engine_lines or self.front_lines or not self._times or event.prefix.time is None:
             return False
         first, now = self._times[0], event.prefix.time
-        return len(first) == len(now) and first > now
+        self._quoted = self._quoted or (len(first) == len(now) and first > now)
+        return self._quoted
 
     def same_moment(self, event: Event) -> bool:
         """Whether a front-end line of the same process and second was read: a quoted excerpt and then the whole log."""
@@ -221,6 +224,11 @@ class Start:
         pids = {e.prefix.pid for e in self.front_lines if e.prefix.pid is not None}
         return not pids or event.prefix.pid is None or event.prefix.pid in pids
 
+    @property
+    def waits_for_workers(self) -> bool:
+        """Whether an engine has started and none of its workers yet."""
+        return bool(self.engine_lines) and not self._ranks
+
     def label_is_free(self, label: tuple[tuple[str, int], ...]) -> bool:
         """Whether no other process of this start has these rank labels."""
         return all(tuple(sorted(e.prefix.ranks.items())) != label for e in self._rank_events.values())
@@ -248,6 +256,8 @@ class Start:
     def take(self, event: Event) -> None:
         """One event of this start."""
         self.begin(event)
+        if event.id == "version" or re.match(r"(?:API|Api)Server", event.prefix.process or ""):
+            self._has_front = True
         if event.prefix.time is not None:
             if not self._times:
                 self._times.append(event.prefix.time)
@@ -294,7 +304,8 @@ class Start:
                 self._phase = "weights"
         elif rule in {"engine_ready", "server_ready"}:
             self._counted += rule == "engine_ready"
-            self._ready = self._ready or rule == "server_ready" or bool(self._engines)
+            # Behind an API server the engine's end of start-up is not yet the server's.
+            self._ready = self._ready or rule == "server_ready" or not self._has_front
             self._phase = "serving"
         elif rule == "server_stopped":
             self._stopped = self.over = True
@@ -369,8 +380,7 @@ class Start:
     def _engine_of(self, event: Event) -> EngineFacts:
         index = event.count("engine")
         if index is None:
-            index = event.prefix.ranks.get("dp", 0) if "tp" not in event.prefix.ranks else 0
-            index = event.prefix.ranks.get("dp", index)
+            index = event.prefix.ranks.get("dp", 0)
         facts = self._engines.setdefault(index, EngineFacts())
         if (event.prefix.process or "").startswith("EngineCore"):
             facts.pid = event.prefix.pid
@@ -529,7 +539,7 @@ class Start:
             model=clean(model) if model is not None else None,
             label=self.source,
             span=tuple(Span(i, a, b) for i, (a, b) in sorted(self._span.items())),
-            started_at=self._date(self._times[0]) if self._times else None,
+            started_at=self._started_at(),
             ended_at=self._date(self._times[-1]) if self._times else None,
             state=self._state(),
             config={k: clean(v) if isinstance(v, str) else v for k, v in config.items()},
@@ -539,6 +549,13 @@ class Start:
             failures=tuple(self._failures),
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _started_at(self) -> str | None:
+        """The first line's time, or (where an excerpt stands before the whole log) the first start line's."""
+        lines = [e.prefix.time for e in (*self.front_lines, *self.engine_lines) if e.prefix.time is not None]
+        if self._quoted and lines:
+            return self._date(lines[0])
+        return self._date(self._times[0]) if self._times else None
 
     def _date(self, time: str) -> str:
         """A yearless stamp takes the year that a container's or journal's stamp prints."""
@@ -667,8 +684,10 @@ class Start:
             ledger = build_ledger(facts, context)
             ranks.append(self._rank(key, label, facts, ledger, capacity, failed))
             notes += [f"{ranks[-1].label}: {n}" if len(keys) > 1 else n for n in ledger.notes]
+        ranks.sort(key=_rank_order)
         self._note_suppressed(ranks, notes)
-        return tuple(sorted(ranks, key=_rank_order))
+        self._note_silent(len(keys), config, notes)
+        return tuple(ranks)
 
     def _worker_keys(self) -> list[RankKey]:
         """Ranks in order of first line: engine cores and unprefixed lines count only where no worker stands for them."""
@@ -696,7 +715,9 @@ class Start:
                 label["dp"] = None
             assigned, world = facts.event("rank_assignment"), facts.event("world_rank")
             if assigned is not None:
-                for name in ("pp", "tp", "ep"):
+                # Like the process names: a part is told only where that size is more than one.
+                parts = ["tp", *(["pp"] if (pp or 1) > 1 else []), *(["ep"] if config.get("ep_size") else [])]
+                for name in parts:
                     label[name] = label[name] if label[name] is not None else assigned.count(name)
             number = printed.get("rank")
             if number is None and world is not None and (world.count("world") or 0) <= (tp or 1) * (pp or 1):
@@ -714,8 +735,9 @@ class Start:
     ) -> None:
         alone = config.get("tp_size") == 1 and config.get("pp_size") in (None, 1)
         for key in keys:
-            label, name = labels[key], self._rank_events[key].prefix.process
-            if label["tp"] is None and label["pp"] is None and (len(keys) == 1 or alone or name is None):
+            label, prefix = labels[key], self._rank_events[key].prefix
+            driver = prefix.process is None and prefix.pid is None
+            if label["tp"] is None and label["pp"] is None and (len(keys) == 1 or alone or driver):
                 label["tp"] = 0
 
     def _several_engines(self, config: dict[str, Any]) -> bool:
@@ -833,7 +855,7 @@ class Start:
         device = self.config.engine.get("device_config")
         text = device if isinstance(device, str) else ""
         backends = " ".join(self.config.backends.values())
-        if "cpu" in words or text == "cpu":
+        if "cpu" in words or (text == "cpu" and "gpu" not in words):
             return "cpu"
         if "rocm" in words or "+rocm" in (self._version or "") or _ROCM.search(backends):
             return "rocm"
@@ -842,6 +864,18 @@ class Start:
         if text == "npu":
             return "npu"
         return "cuda" if text == "cuda" else None
+
+    def _note_silent(self, ranks: int, config: dict[str, Any], notes: list[str]) -> None:
+        sizes = [config.get(n) for n in ("tp_size", "pp_size", "dp_size")]
+        if all(s is None for s in sizes):
+            return
+        expected = 1
+        for size in sizes:
+            expected *= size if isinstance(size, int) and size > 0 else 1
+        if 0 < ranks < expected:
+            notes.append(
+                f"{expected - ranks} of {expected} ranks printed no line of their own: what they hold is not in the log"
+            )
 
     def _note_suppressed(self, ranks: list[Rank], notes: list[str]) -> None:
         for account, what in (("weights", "weights"), ("kv_cache", "KV pool"), ("cuda_graphs", "CUDA graphs")):
