@@ -79,6 +79,8 @@ _FLAGS: Final = {
     "enable_gdn_replayssm_spec": "state_replay_speculative",
     "enable_deterministic_inference": "deterministic",
 }
+_NEEDS: Final = {"host_cache": ("host_cache_gb", "host_cache_ratio"), "lora": ("max_loras", "max_lora_rank")}
+"""Names that mean something only with their switch on; their defaults stand in every dump."""
 _ALIASES: Final = {
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
@@ -206,6 +208,12 @@ class ConfigBuilder:
             for source, name in table.items():
                 if (value := convert(self.argument(source))) is not None:
                     values[name] = value
+        if values.get("disaggregation_mode") == "null":
+            del values["disaggregation_mode"]
+        for switch, names in _NEEDS.items():
+            if not values.get(switch):
+                for name in names:
+                    values.pop(name, None)
         if (disabled := as_flag(self.argument("disable_radix_cache"))) is not None:
             values["prefix_caching"] = not disabled
         elif self._command and not self.dumped and "disable_radix_cache" in self._command:
@@ -215,7 +223,8 @@ class ConfigBuilder:
         if self.hybrid:
             self._state(values)
         for name, value in self._fallback.items():
-            values.setdefault(name, value)
+            if name != "attention_backend":
+                values.setdefault(name, value)
         values.update(self._found)
         if not self.hybrid:
             values = {k: v for k, v in values.items() if k not in HYBRID_ONLY}
@@ -234,14 +243,15 @@ class ConfigBuilder:
                         values["graph_max_batch" if phase == "decode" else "graph_max_prefill_tokens"] = largest
 
     def _attention(self, values: dict[str, Any]) -> None:
-        common = as_text(self.argument("attention_backend")) or self._fallback.pop("attention_backend", None)
+        chosen = self._fallback.get("attention_backend")
+        common = as_text(self.argument("attention_backend")) or chosen
         for phase in ("prefill", "decode"):
             name = as_text(self.argument(f"{phase}_attention_backend")) or common
             if name is not None:
                 values[f"attention_backend_{phase}"] = backend_name(name)
             if self.mla and name is not None:
                 values[f"mla_backend_{phase}"] = backend_name(name)
-            for old in ("nsa", "dsa"):
+            for old in ("nsa", "dsa") if common in {"nsa", "dsa"} else ():
                 if sparse := as_text(self.argument(f"{old}_{phase}_backend")):
                     values[f"sparse_mla_backend_{phase}"] = backend_name(sparse)
         if draft := as_text(self.argument("speculative_draft_attention_backend")):

@@ -15,6 +15,17 @@ from memledger.units import MIB, Amount
 INT32: Final = 4
 _ALL_BACKENDS: Final = ("attention_backend_prefill", "attention_backend_decode")
 
+LARGER_WORKSPACE: Final = frozenset(
+    {
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "MiMoForCausalLM",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+    }
+)
+"""Models for which flashinfer's buffer is raised to 512 MiB (SGLang, layers/attention/flashinfer_backend.py, 0.4.5+)."""
+
 WORKSPACE_MIB: Final[dict[str, tuple[int, int]]] = {
     "flashinfer": (384, 512),
     "trtllm_mha": (896, 1032),
@@ -28,6 +39,7 @@ SGLang layers/attention/*_backend.py, 0.4.5 to 0.5.23: flashinfer 384, raised to
 and, being built on flashinfer, its buffer too; trtllm_mla 128 or 150 and flashinfer's 384; cutedsl_mla 150 more. triton,
 fa3, fa4, flashmla: no constant workspace.
 """
+WRAPPERS_MIB: Final = 64
 DETERMINISTIC_MIB: Final = 2048
 """flashinfer's workspace with deterministic inference (0.5.4 to 0.5.23)."""
 
@@ -105,9 +117,12 @@ def attention_workspace(rank: RankBuilder, facts: RankFacts) -> list[Item]:
     if not ranges:
         return []
     least, most = max(low for low, _ in ranges), max(high for _, high in ranges)
+    if "flashinfer" in names and rank.target_type is not None and (least, most) == WORKSPACE_MIB["flashinfer"]:
+        least = most = 512 if rank.target_type in LARGER_WORKSPACE else 384
     if facts.config.get("deterministic") and "flashinfer" in names:
-        least, most = DETERMINISTIC_MIB, DETERMINISTIC_MIB
-    size = Amount((least + most) * MIB // 2, (most - least) * MIB // 2)
+        least = most = DETERMINISTIC_MIB
+    # Each wrapper of flashinfer adds an integer workspace of 8 MiB; how many there are is not in the log.
+    size = Amount((least + most) * MIB // 2, ((most - least) // 2 or WRAPPERS_MIB) * MIB)
     detail = {"backend": ", ".join(sorted(str(n) for n in names)), "range_mib": [least, most]}
     evidence: tuple[Evidence, ...] = ()
     return [Item("workspace", size, "assumed", "warmup", _order_of(rank, "pools") + 1, evidence, detail)]

@@ -582,6 +582,7 @@ class RankBuilder:
         cpu = facts.gpu.kind == "cpu"
         items = [*self.items, *derive(self, facts)]
         gpu, opening, readings, base = self._opening(facts, cpu)
+        items = [_with_index(i, facts) for i in items]
         entries = [self._entry(i, readings) for i in items]
         if base == "device" and opening is not None and self.first_free is not None:
             entries.insert(0, self._in_use(opening))
@@ -744,6 +745,17 @@ def _pool(event: Event) -> Pool:
         event.word("dtype"),
         event.evidence,
     )
+
+
+def _with_index(item: Item, facts: RankFacts) -> Item:
+    """DSA prints latent and index keys as one figure from 0.5.4 (0.5.3 prints the latent part only)."""
+    sparse = any(
+        facts.config.get(f"{n}_backend_{p}") in {"dsa"} for n in ("attention", "mla") for p in ("prefill", "decode")
+    )
+    sparse = sparse or "sparse_mla_backend_decode" in facts.config
+    if not sparse or item.account not in {"kv_cache/latent", "kv_cache/draft"} or facts.version[1] <= (0, 5, 3):
+        return item
+    return item._replace(detail={**item.detail, "includes_index": True})
 
 
 def _is_index(pool: Pool) -> bool:

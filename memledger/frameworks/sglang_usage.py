@@ -44,7 +44,7 @@ class UsageBuilder:
             peak_kv_usage=self.kv,
             peak_state_usage=self.state,
             peak_swa_usage=self.swa,
-            retractions=self.retracted if self.lines or self.retracted else None,
+            retractions=self.retracted or None,
             peak_state_slots=self.slots,
             lines=self.lines,
         )
