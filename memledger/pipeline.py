@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -11,8 +10,10 @@ from memledger import __version__
 from memledger.events import Event
 from memledger.frameworks.base import FrameworkReader
 from memledger.grammar import RuleSet, load_rules
+from memledger.join import join_servers
 from memledger.ledger import Input, Report, Server, Source
 from memledger.scan import Scanner
+from memledger.sources import InputError, OpenInput, Progress, open_input
 
 
 class Router:
@@ -60,24 +61,91 @@ def _reader(name: str) -> FrameworkReader:
     raise ValueError(f"no reader for the framework {name!r}; a rule file's framework is sglang, vllm or any")
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """A report, what could not be read (one sentence each), and how each input begins (for saying what it is)."""
+
+    report: Report
+    problems: tuple[str, ...] = ()
+    heads: tuple[bytes, ...] = ()
+
+
 def explain(paths: Iterable[str], rules: RuleSet | None = None) -> Report:
-    """The report on log files.
+    """The report on log files; `-` is standard input.
 
     Raises:
-        OSError: an input can't be read.
+        InputError: an input can't be read.
     """
+    return _read(paths, rules, None, [])
+
+
+def read(
+    paths: Iterable[str],
+    rules: RuleSet | None = None,
+    *,
+    progress: Progress | None = None,
+    on_idle: Callable[[Report], bool] | None = None,
+) -> Reading:
+    """The report on every input that can be read, with what is wrong with the others.
+
+    Args:
+        paths: file names; `-` is standard input.
+        rules: the rules in force; the bundled ones by default.
+        progress: told the bytes read and the size of each input.
+        on_idle: follows the inputs as they grow: called with the report so far each time there is nothing new;
+            False ends it.
+    """
+    problems: list[str] = []
+    heads: list[bytes] = []
+    report = _read(paths, rules, problems, heads, progress, on_idle)
+    return Reading(report, tuple(problems), tuple(heads))
+
+
+def _read(
+    paths: Iterable[str],
+    rules: RuleSet | None,
+    problems: list[str] | None,
+    heads: list[bytes],
+    progress: Progress | None = None,
+    on_idle: Callable[[Report], bool] | None = None,
+) -> Report:
     scanner = Scanner(rules or load_rules())
     router = Router()
-    inputs = []
-    for index, path in enumerate(paths):
-        with Path(path).open("rb") as stream:
-            for event in scanner.events(iter(lambda s=stream: s.read(1 << 20), b""), index):  # type: ignore[misc]
+    inputs: list[Input] = []
+    for path in paths:
+        try:
+            source = open_input(path, follow=on_idle is not None, progress=progress)
+        except InputError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+            continue
+        with source:
+            blocks = source.blocks()
+            if on_idle is not None:
+                blocks = _until(blocks, lambda s=source: on_idle(_report(scanner, router, inputs, s)))  # type: ignore[misc]
+            for event in scanner.events(blocks, len(inputs)):
                 router.feed(event)
-        inputs.append(Input(path, scanner.bytes, scanner.lines))
-    servers = tuple(router.servers())
+        inputs.append(Input(path, scanner.bytes, scanner.lines, tuple(source.notes)))
+        heads.append(source.head)
+    return _report(scanner, router, inputs)
+
+
+def _until(blocks: Iterator[bytes], on_idle: Callable[[], bool]) -> Iterator[bytes]:
+    for block in blocks:
+        yield block
+        # The scanner asks for more: what it was given, it has read.
+        if not block and not on_idle():
+            return
+
+
+def _report(scanner: Scanner, router: Router, inputs: Sequence[Input], now: OpenInput | None = None) -> Report:
+    known = (
+        [*inputs, Input(now.path, scanner.bytes, scanner.lines, tuple(now.notes))] if now is not None else list(inputs)
+    )
+    servers = tuple(join_servers(router.servers(), known))
     return Report(
         version=__version__,
-        inputs=tuple(inputs),
+        inputs=tuple(known),
         sources=(Source("log", "ok" if servers else "partial", None),),
         servers=servers,
         unrecognized=scanner.unrecognized,

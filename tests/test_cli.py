@@ -141,7 +141,7 @@ class TestExplain:
         assert run("explain", "server.log", "--format", "markdown")[1].startswith("### SGLang")
 
     def test_evidence_shows_the_lines(self, run):
-        assert "Memory pool end. avail mem=3.50 GB" in run("explain", "server.log", "--evidence")[1]
+        assert "KV Cache is allocated. #tokens: 40960" in run("explain", "server.log", "--evidence")[1]
 
     def test_gpu_total_closes_against_the_card(self, run):
         out = run("explain", "server.log", "--gpu-total", "24GiB", "--width", "120")[1]

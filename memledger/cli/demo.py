@@ -29,6 +29,6 @@ def command(ctx: click.Context, format_: str, evidence: bool, width: int | None,
         path = str(demo_log())
     except FileNotFoundError as error:
         raise click.ClickException(str(error)) from error
-    result = reading.read([path], [], None, follow=False)
+    result = reading.read([path], [], None)
     options = Options(evidence=evidence, command="memledger demo")
     ctx.exit(explain.finish(result, options, format_, [], width, no_color))

@@ -108,12 +108,23 @@ def command(
         raise click.UsageError("Give a log to read: memledger explain server.log (or - for standard input).")
     if start is not None and all_starts:
         raise click.UsageError("--start and --all-starts exclude each other.")
+    if follow and (len(files) > 1 or format_ != "text"):
+        raise click.UsageError("--follow reads one log and writes text.")
     shown = " ".join(["memledger explain", *map(_quoted, files)])
     options = Options(
         rank=rank, all_starts=all_starts, start=start, evidence=evidence, unrecognized=unrecognized, command=shown
     )
-    result = reading.read(files, [Path(f) for f in rule_files], gpu_total, follow)
+    redraw = (lambda report: _redraw(report, options, width, no_color)) if follow else None
+    result = reading.read(files, [Path(f) for f in rule_files], gpu_total, redraw)
     ctx.exit(finish(result, options, format_, fail_on, width, no_color))
+
+
+def _redraw(report: Report, options: Options, width: int | None, no_color: bool) -> None:
+    """The report so far, in place of the one before; on a terminal only (a file or pipe gets the last one)."""
+    from memledger.cli import output
+
+    if output.clear_screen():
+        show(report, options, "text", width, no_color)
 
 
 def finish(

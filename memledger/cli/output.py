@@ -41,6 +41,14 @@ def is_unicode(encoding: str | None) -> bool:
     }
 
 
+def clear_screen() -> bool:
+    """Clear the terminal; False where stdout is none."""
+    if not sys.stdout.isatty():
+        return False
+    write("\x1b[H\x1b[2J")
+    return True
+
+
 class OutputClosedError(Exception):
     """Whoever read stdout has enough (`| head`)."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
@@ -13,11 +14,13 @@ from memledger import findings, pipeline
 from memledger.grammar import GrammarError, RuleSet, load_rules
 from memledger.ledger import Report
 from memledger.lookalike import LOOKED_FOR, describe
+from memledger.sanitize import clean
 
 if TYPE_CHECKING:
     from memledger.cards import Total
 
-HEAD_BYTES = 64 * 1024
+SHOWS_PROGRESS_FROM: Final = 50 * 10**6
+"""Bytes of an input from which a bar is worth its line (on a terminal only)."""
 
 
 class ReadResult(msgspec.Struct, frozen=True):
@@ -37,24 +40,43 @@ def rules(files: Sequence[Path]) -> RuleSet:
     try:
         return load_rules(files)
     except GrammarError as error:
-        raise click.UsageError(f"{error}") from error
+        raise click.UsageError(clean(str(error))) from error
 
 
-def read(files: Sequence[str], rule_files: Sequence[Path], gpu_total: Total | None, follow: bool) -> ReadResult:
-    """Read every input that can be read, and explain it."""
+def read(
+    files: Sequence[str],
+    rule_files: Sequence[Path],
+    gpu_total: Total | None,
+    on_news: Callable[[Report], None] | None = None,
+) -> ReadResult:
+    """Read every input that can be read, and explain it.
+
+    With `on_news` the input is followed as it grows: it is called with each new report until the user ends it.
+    """
     in_force = rules(rule_files)
-    readable, problems = [], []
-    for name in files:
-        problem = _problem(name)
-        if problem is None:
-            readable.append(name)
-        else:
-            problems.append(problem)
-    report = pipeline.explain(readable, in_force)
-    return ReadResult(finish(report, gpu_total), tuple(problems), nothing_recognised(report))
+    bar = ProgressBar() if sys.stderr.isatty() and on_news is None else None
+    latest: list[Report] = []
+
+    def on_idle(report: Report) -> bool:
+        latest[:] = [report]
+        if on_news is not None:
+            on_news(complete(report, gpu_total))
+        return True
+
+    try:
+        got = pipeline.read(files, in_force, progress=bar, on_idle=on_idle if on_news is not None else None)
+    except KeyboardInterrupt:
+        if not latest:
+            raise
+        got = pipeline.Reading(latest[0])
+    finally:
+        if bar is not None:
+            bar.finish()
+    problems = tuple(clean(problem) for problem in got.problems)
+    return ReadResult(complete(got.report, gpu_total), problems, nothing_recognised(got))
 
 
-def finish(report: Report, gpu_total: Total | None) -> Report:
+def complete(report: Report, gpu_total: Total | None) -> Report:
     """The report closed against the card where one was given, with its findings."""
     if gpu_total is not None:
         from memledger.device import with_device_total
@@ -66,35 +88,39 @@ def finish(report: Report, gpu_total: Total | None) -> Report:
     return findings.attach(report)
 
 
-def nothing_recognised(report: Report) -> tuple[str, ...]:
+def nothing_recognised(got: pipeline.Reading) -> tuple[str, ...]:
     """What to say where no server was found: what each input seems to be, and what was looked for."""
-    if report.servers:
+    if got.report.servers:
         return ()
-    sentences = [
-        f"{item.path}: nothing of SGLang or vLLM in it; it looks like {describe(_head(item.path), item.bytes)}."
-        for item in report.inputs
-    ]
+    sentences = []
+    for item, head in zip(got.report.inputs, got.heads, strict=True):
+        name = "standard input" if item.path == "-" else clean(item.path)
+        sentences.append(f"{name}: nothing of SGLang or vLLM in it; it looks like {describe(head, item.bytes)}.")
+        sentences += [clean(note) for note in item.notes]
     return (*sentences, f"Looked for {'; '.join(LOOKED_FOR)}.")
 
 
-def _head(name: str) -> bytes:
-    try:
-        with Path(name).open("rb") as stream:
-            return stream.read(HEAD_BYTES)
-    except OSError:
-        return b""
+class ProgressBar:
+    """A bar on stderr for large inputs; told the bytes read so far and the input's size."""
 
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._done = 0
 
-def _problem(name: str) -> str | None:
-    path = Path(name)
-    try:
-        if path.is_dir():
-            return f"{name} is a directory; name the log files in it."
-        with path.open("rb"):
-            return None
-    except FileNotFoundError:
-        return f"{name}: there is no such file."
-    except PermissionError:
-        return f"{name}: no permission to read it."
-    except OSError as error:
-        return f"{name}: can't be read: {error.strerror}."
+    def __call__(self, done: int, size: int | None) -> None:
+        """One more block was read."""
+        if size is None or size < SHOWS_PROGRESS_FROM:
+            return
+        if self._bar is None or done < self._done:
+            self.finish()
+            self._bar = click.progressbar(length=size, label="reading", file=sys.stderr, update_min_steps=size // 200)
+            self._bar.render_progress()
+            self._done = 0
+        self._bar.update(done - self._done)
+        self._done = done
+
+    def finish(self) -> None:
+        """End the bar's line, where there is one."""
+        if self._bar is not None:
+            self._bar.render_finish()
+            self._bar = None
