@@ -188,6 +188,28 @@ def records(line: str) -> list[Record]:
     return found or [Record(Prefix(), text, text)]
 
 
+def wrapper_of(piece: str) -> Prefix:
+    """The prefix of a line's text before its first carriage return, which may hold nothing but that or a bar's blanks."""
+    return records(" ".join(f"{piece[:400]} .".split()))[0].prefix
+
+
+def under_wrapper(record: Record, outer: Prefix) -> Record:
+    """The record with the stream and the time of the physical line it stands in.
+
+    A container or a journal prefixes a physical line once; what carriage returns start anew inside it (progress bars
+    and the record glued to the last one) came from the same stream.
+    """
+    prefix = record.prefix
+    if prefix.source is not None or prefix.wrapper_time is not None:
+        return record
+    if outer.source is None and outer.wrapper_time is None:
+        return record
+    inherited = msgspec.structs.replace(
+        prefix, source=outer.source, wrapper_time=outer.wrapper_time, host=prefix.host or outer.host
+    )
+    return record._replace(prefix=inherited)
+
+
 def is_users_text(message: str) -> bool:
     """Whether a message shows a request: what follows in it was written by a user, not by the server."""
     return _REQUEST.match(message) is not None

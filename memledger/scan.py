@@ -16,7 +16,17 @@ from memledger.events import Event, Prefix
 from memledger.grammar import Rule, RuleSet, Sample, Value, expectation_matches, match_rule
 from memledger.ledger import Evidence, Unrecognized
 from memledger.prefilter import MEMORY_LITERALS, Prefilter, PythonPrefilter, prefilter
-from memledger.prefix import Record, is_fragment, is_users_text, joined_fragments, peel, records, text_after_prefix
+from memledger.prefix import (
+    Record,
+    is_fragment,
+    is_users_text,
+    joined_fragments,
+    peel,
+    records,
+    text_after_prefix,
+    under_wrapper,
+    wrapper_of,
+)
 from memledger.sanitize import clean, strip_terminal
 from memledger.usage import DIGITS, Shape, UsageLines, learn
 
@@ -200,9 +210,11 @@ class Scanner:
         pieces = [p for p in text[:LONGEST_LINE].rstrip("\r\n").split("\r") if p.strip()]
         found: list[Event] = []
         verdicts: list[str] = []
+        outer = wrapper_of(pieces[0]) if len(pieces) > 1 else Prefix()
         for piece in pieces:
             for record in records(piece):
-                verdict, event = self._read(record, ids, number, [] if len(pieces) > 1 else following)
+                whole_record = under_wrapper(record, outer)
+                verdict, event = self._read(whole_record, ids, number, [] if len(pieces) > 1 else following)
                 verdicts.append(verdict)
                 if event is not None:
                     found.append(event)

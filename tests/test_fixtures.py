@@ -113,6 +113,8 @@ def rank_differences(where: str, expected: dict[str, Any], rank: Rank) -> Iterat
             yield f"{where} {account}: the log does not say it, got {shown(size)}"
     if "stages" in expected:
         yield from stage_differences(where, expected["stages"], rank)
+    if "total" in expected and (problem := differs(expected["total"], rank.gpu.total_bytes)):
+        yield f"{where} device: {problem}"
     if "opening" in expected and (problem := differs(expected["opening"], rank.residual.opening_bytes)):
         yield f"{where} opening balance: {problem}"
     verdicts = expected.get("verdict", rank.residual.verdict)

@@ -86,6 +86,12 @@ def test_a_bar_that_ends_with_a_carriage_return() -> None:
     assert event.line == 1
 
 
+def test_a_record_after_a_carriage_return_keeps_the_stream_of_its_line() -> None:
+    bar = "Capturing: 100%|█████| 3/3 [00:01<00:00,  2.1it/s]"
+    [event], _ = scan(f"llm-1  | \r 33%|███   | 1/3\r{bar}{POOL_LINE}\n")
+    assert (event.prefix.source, event.prefix.ranks) == ("llm-1", {"tp": 1})
+
+
 def test_bytes_that_are_no_utf8_do_not_hide_an_event() -> None:
     [event], _ = scan(b"\xff\xfe\x80\n\xe9" + b"\n" + POOL_LINE.encode() + b" \xff\n")
     assert event.line == 3
