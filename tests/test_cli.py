@@ -1,5 +1,6 @@
 """The command line: exit codes, what goes to stdout and what to stderr, and one clear sentence for every bad input."""
 
+import io
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from memledger import __version__
-from memledger.cli import app, output
+from memledger.cli import app, output, reading
+from memledger.cli.reading import ProgressBar
 from memledger.resources import demo_log
 
 LOG = """\
@@ -265,8 +267,6 @@ class TestBadInput:
         assert "15.00" in out
 
     def test_an_error_of_our_own_is_one_line(self, run, monkeypatch):
-        from memledger.cli import reading
-
         def broken(*_):
             raise RuntimeError("boom")
 
@@ -307,6 +307,52 @@ class TestTerminal:
         _, err = process.communicate(timeout=20)
         assert b"Traceback" not in err
         assert process.returncode in {130, 0, 3}
+
+
+class TestFollow:
+    def test_a_growing_log_ends_in_its_report(self, folder):
+        half = LOG.index("[2026-03-01 10:00:16] Memory")
+        (folder / "grow.log").write_text(LOG[:half])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "memledger", "explain", "--follow", "grow.log"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        time.sleep(1.0)
+        with (folder / "grow.log").open("a") as log:
+            log.write(LOG[half:])
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (0, b"")
+        assert b"40,960 KV tokens" in out
+        assert b"serving" in out
+
+    def test_it_reads_one_log_and_writes_text(self, run):
+        assert run("explain", "--follow", "server.log", "leak.log")[0] == 2
+        assert run("explain", "--follow", "server.log", "--format", "json")[0] == 2
+
+
+class TestProgress:
+    def test_a_bar_for_large_inputs_only(self, monkeypatch):
+        shown = io.StringIO()
+        shown.isatty = lambda: True
+        monkeypatch.setattr(sys, "stderr", shown)
+        bar = ProgressBar()
+        bar(10**6, 10**7)
+        bar(10**6, None)
+        bar.finish()
+        assert shown.getvalue() == ""
+        size = 10**8
+        for done in range(0, size + 1, size // 10):
+            bar(done, size)
+        bar.finish()
+        assert "reading" in shown.getvalue()
+        assert "100%" in shown.getvalue()
+
+    def test_none_where_stderr_is_no_terminal(self, folder, monkeypatch, run):
+        monkeypatch.setattr(reading, "SHOWS_PROGRESS_FROM", 1)
+        assert run("explain", "server.log")[2] == ""
 
 
 class TestOtherCommands:

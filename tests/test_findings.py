@@ -99,6 +99,10 @@ class TestCeiling:
         usage = Usage(peak_running_requests=24, peak_kv_usage=0.3, peak_state_usage=0.8, lines=300)
         assert found(hybrid(usage=usage), "ML102").severity == "note"
 
+    def test_slots_and_the_request_cap_can_bind_together(self):
+        text = found(hybrid(usage=self.FULL, config={"max_running_requests": 24}), "ML102").text
+        assert text.startswith("The state slots and the running requests asked for bind together")
+
     @pytest.mark.parametrize("change", [{"peak_kv_usage": 0.97}, {"peak_kv_usage": None}])
     def test_silent_when_kv_is_used_or_not_known(self, change):
         assert found(hybrid(usage=msgspec.structs.replace(self.FULL, **change)), "ML102") is None

@@ -90,11 +90,19 @@ def slots_are_the_ceiling(server: Server) -> Finding | None:
     if usage.peak_running_requests is not None:
         of = f" of the {n.count(cap)} that they allow" if cap is not None else ""
         reached.append(f"{n.plural(usage.peak_running_requests, 'request')}{of} ran at once")
-    text = f"The state slots are the ceiling: {', '.join(reached)}, while KV usage stayed at {n.percent(usage.peak_kv_usage)}."
+    asked = server.config.get("max_running_requests")
+    together = cap is not None and asked == cap
+    what = (
+        "The state slots and the running requests asked for bind together"
+        if together
+        else "The state slots are the ceiling"
+    )
+    text = f"{what}: {', '.join(reached)}, while KV usage stayed at {n.percent(usage.peak_kv_usage)}."
     queued = usage.peak_queued_requests or 0
     if queued:
         text += f" Up to {n.plural(queued, 'request')} waited."
-    text += f" More slots ({FLAG}, --mamba-full-memory-ratio) cost KV tokens that were not used."
+    both = "with --max-running-requests" if together else "--mamba-full-memory-ratio"
+    text += f" More slots ({FLAG}, {both}) cost KV tokens that were not used."
     return Finding(
         "ML102", "state slots are the ceiling", "warning" if queued else "note", 0, text, _state_evidence(rank)
     )

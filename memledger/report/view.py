@@ -155,12 +155,12 @@ def choose_servers(report: Report, options: Options) -> list[int]:
         return [options.start - 1]
     if options.all_starts or count == 0:
         return list(range(count))
-    with_ledger = [i for i, s in enumerate(report.servers) if any(r.entries for r in s.ranks)]
     last = count - 1
-    # A start that failed before it took memory is what the reader came for when it is the last; its failure says more.
-    if report.servers[last].failures or not with_ledger:
+    # A start that failed is what the reader came for when it is the last; its failure says more than its memory.
+    if report.servers[last].failures:
         return [last]
-    return [with_ledger[-1]]
+    told = [max((len({top_account(e.account) for e in r.entries}) for r in s.ranks), default=0) for s in report.servers]
+    return [max((i for i in range(count) if told[i] * 2 >= max(told)), default=last)]
 
 
 def choose_ranks(server: Server, label: str | None) -> list[Rank]:
@@ -491,6 +491,8 @@ def _one_line(group: Sequence[Rank]) -> str:
     rows = [f"{ACCOUNT_LABELS[a]} {n.gib(t.bytes)}" for a, t in account_totals(rank)]
     if rank.residual.bytes is not None:
         rows.append(f"unexplained {n.signed_gib(rank.residual.bytes)}")
+    if not rows:
+        return f"{label_range(group)}: no figure in the log"
     return f"{label_range(group)}: {', '.join(rows)} GiB"
 
 
@@ -535,7 +537,10 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
     residual = rank.residual
     if residual.bytes is not None:
         share = residual.bytes / opening if opening else None
-        label = "over-counted" if residual.bytes < -(residual.tolerance_bytes or 0) else "unexplained"
+        if residual.verdict == "open":
+            label = "rest"
+        else:
+            label = "over-counted" if residual.bytes < -(residual.tolerance_bytes or 0) else "unexplained"
         rows.append(
             Row(
                 "unexplained",
@@ -577,6 +582,12 @@ def verdict_words(rank: Rank) -> str:
 def _residual_note(rank: Rank) -> str:
     stage = worst_stage(rank)
     residual = rank.residual
+    if residual.verdict == "open":
+        return (
+            "free, or held by what the log does not name"
+            if (residual.bytes or 0) > (residual.tolerance_bytes or 0)
+            else ""
+        )
     if stage is None or residual.bytes is None or abs(residual.bytes) <= (residual.tolerance_bytes or 0):
         return ""
     return f"{n.signed_gib(stage.residual.bytes or 0)} {STAGE_WORDS[stage.name]}"
@@ -901,7 +912,11 @@ def other_starts(report: Report, shown: Sequence[int]) -> list[str]:
             if lead is not None and server.state == "failed"
             else _STATE_WORDS.get(server.state, "state not in the log")
         )
-        begin = clean(server.started_at, 40).replace("T", " ") if server.started_at else _span_words(server, report)
+        begin = (
+            clean(server.started_at, 40).replace("T", " ").removeprefix("--")
+            if server.started_at
+            else _span_words(server, report)
+        )
         name = _FRAMEWORKS[server.framework] + (
             f" {clean(server.framework_version, 40)}" if server.framework_version else ""
         )

@@ -1,0 +1,41 @@
+"""What an input seems to be when nothing was recognised in it."""
+
+import pytest
+
+from memledger.lookalike import LOOKED_FOR, describe
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"", "an empty file"),
+        (b"  \n\n", "blank lines only"),
+        (b"\x7fELF\x02" + bytes(20), "an ELF program"),
+        (b"GGUF\x03\x00\x00\x00", "GGUF model weights"),
+        (b"some text\0with zeros", "binary data"),
+        (b"llama_kv_cache: size = 512.00 MiB\n", "output of llama.cpp or Ollama"),
+        (b"[TensorRT-LLM] TensorRT-LLM version: 1.0\n", "output of TensorRT-LLM"),
+        (b"| NVIDIA-SMI 550.54   Driver Version: 550.54 |\n", "output of nvidia-smi"),
+        (b"[    0.000000] Linux version 6.8\n", "output of the kernel (dmesg)"),
+        (b'10.0.0.1 - - [x] "GET / HTTP/1.1" 200 5\n', "a web server's access log"),
+        (b"Traceback (most recent call last):\n", "a Python traceback"),
+        (b'{"a": 1}\n', "JSON"),
+        (b"<!DOCTYPE html><html>", "an HTML page"),
+        (b" 10%|#  | 1/10 [00:01<00:09]\r 20%|## | 2/10\n", "progress bars only"),
+        (
+            "text in UTF-16\r\n".encode("utf-16"),
+            "text of another program, or a part of a log without any of these lines",
+        ),
+        (b"hello\n", "text of another program, or a part of a log without any of these lines"),
+    ],
+)
+def test_describe(head, name):
+    assert describe(head) == name
+
+
+def test_a_size_of_nothing_is_an_empty_file():
+    assert describe(b"", 0) == "an empty file"
+
+
+def test_both_engines_are_looked_for():
+    assert [text.split("'")[0] for text in LOOKED_FOR] == ["SGLang", "vLLM"]
