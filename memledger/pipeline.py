@@ -17,7 +17,10 @@ from memledger.sources import InputError, OpenInput, Progress, open_input
 
 
 class Router:
-    """Hands each event to its engine's reader; lines of torch or the kernel go to the engine last heard."""
+    """Hands each event of one input to its engine's reader; lines of torch or the kernel go to the engine last heard.
+
+    Every input has a router of its own: what one log says is never taken for a line of another's server.
+    """
 
     def __init__(self) -> None:
         self._readers: dict[str, FrameworkReader] = {}
@@ -27,6 +30,9 @@ class Router:
     def feed(self, event: Event) -> None:
         """Take one event in order."""
         name = event.rule.framework
+        if name == "vllm" and event.prefix.style == "sglang":
+            # SGLang prints some of vLLM's sentences (it shares its distributed code); the prefix says whose they are.
+            return
         if name == "any":
             if self._current is None:
                 if len(self._waiting) < 1000:
@@ -109,9 +115,10 @@ def _read(
     on_idle: Callable[[Report], bool] | None = None,
 ) -> Report:
     scanner = Scanner(rules or load_rules())
-    router = Router()
+    servers: list[Server] = []
     inputs: list[Input] = []
     for path in paths:
+        router = Router()
         try:
             source = open_input(path, follow=on_idle is not None, progress=progress)
         except InputError as error:
@@ -122,12 +129,16 @@ def _read(
         with source:
             blocks = source.blocks()
             if on_idle is not None:
-                blocks = _until(blocks, lambda s=source: on_idle(_report(scanner, router, inputs, s)))  # type: ignore[misc]
+                blocks = _until(
+                    blocks,
+                    lambda s=source, r=router: on_idle(_report(scanner, [*servers, *r.servers()], inputs, s)),  # type: ignore[misc]
+                )
             for event in scanner.events(blocks, len(inputs)):
                 router.feed(event)
         inputs.append(Input(path, scanner.bytes, scanner.lines, tuple(source.notes)))
         heads.append(source.head)
-    return _report(scanner, router, inputs)
+        servers.extend(router.servers())
+    return _report(scanner, servers, inputs)
 
 
 def _until(blocks: Iterator[bytes], on_idle: Callable[[], bool]) -> Iterator[bytes]:
@@ -138,11 +149,11 @@ def _until(blocks: Iterator[bytes], on_idle: Callable[[], bool]) -> Iterator[byt
             return
 
 
-def _report(scanner: Scanner, router: Router, inputs: Sequence[Input], now: OpenInput | None = None) -> Report:
+def _report(scanner: Scanner, found: Sequence[Server], inputs: Sequence[Input], now: OpenInput | None = None) -> Report:
     known = (
         [*inputs, Input(now.path, scanner.bytes, scanner.lines, tuple(now.notes))] if now is not None else list(inputs)
     )
-    servers = tuple(join_servers(router.servers(), known))
+    servers = tuple(join_servers(found, known))
     return Report(
         version=__version__,
         inputs=tuple(known),
