@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def _total(ctx: click.Context, param: click.Parameter, value: str | None) -> Total | None:
-    from memledger.cards import parse_total
-
     if value is None:
         return None
+    from memledger.cards import parse_total
+
     try:
         return parse_total(value)
     except ValueError as error:
@@ -28,6 +28,8 @@ def _total(ctx: click.Context, param: click.Parameter, value: str | None) -> Tot
 
 
 def _conditions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Condition]:
+    if not values:
+        return []
     from memledger.conditions import parse_condition
 
     try:
@@ -150,6 +152,8 @@ def finish(
 
 
 def _judge(report: Report, shown: list[int], fail_on: list[Condition]) -> int:
+    if not fail_on:
+        return app.DONE
     from memledger.conditions import not_judged, reasons
 
     servers = [report.servers[i] for i in shown]

@@ -13,7 +13,6 @@ import msgspec
 from memledger import findings, pipeline
 from memledger.grammar import GrammarError, RuleSet, load_rules
 from memledger.ledger import Report
-from memledger.lookalike import LOOKED_FOR, describe
 from memledger.sanitize import clean
 
 if TYPE_CHECKING:
@@ -92,6 +91,8 @@ def nothing_recognised(got: pipeline.Reading) -> tuple[str, ...]:
     """What to say where no server was found: what each input seems to be, and what was looked for."""
     if got.report.servers:
         return ()
+    from memledger.lookalike import LOOKED_FOR, describe
+
     sentences = []
     for item, head in zip(got.report.inputs, got.heads, strict=True):
         name = "standard input" if item.path == "-" else clean(item.path)

@@ -104,40 +104,39 @@ def _fact(name: str, text: str, style: Style) -> list[str]:
 
 
 def _table(table: Table, style: Style) -> list[str]:
-    from tabulate import tabulate
-
     title_apart = len(table.title) > max(16, *(len(row.label) for row in table.rows))
     lines = [_paint(table.title, "bold", style)] if title_apart else []
     cells = [
         ["" if title_apart else table.title, "GiB", "share", "basis", "line"],
         *(_cells(row, style) for row in table.rows),
     ]
-    kept = [i for i in range(5) if i < 2 or any(cell[i] for cell in cells[1:])]
+    widths = [
+        max(len(cell[i]) for cell in cells) if i < 2 or any(cell[i] for cell in cells[1:]) else 0 for i in range(5)
+    ]
     # Two blanks stand between columns; what the figures leave is shared by the bar and the note.
-    rest = style.width - sum(max(len(cell[i]) for cell in cells) + 2 for i in kept)
+    rest = style.width - sum(width + 2 for width in widths if width)
     top = max((abs(row.share) for row in table.rows if row.share is not None and row.kind != "opening"), default=0.0)
     bar = _bar_width(rest, max(len(row.note) for row in table.rows)) if top and len(table.rows) > 1 else 0
     note = rest - (bar + 2 if bar else 0)
-    beside = note >= LEAST_NOTE
-    drawn = ["", *(_draw(row, top, bar, style) for row in table.rows)]
-    notes = ["", *(_fit_note(row.note, note) if beside else "" for row in table.rows)]
-    grid = [
-        [cell[0], *([drawing] if bar else []), *(cell[i] for i in kept[1:]), words]
-        for cell, drawing, words in zip(cells, drawn, notes, strict=True)
-    ]
-    align = ["left", *(["left"] if bar else []), *(_ALIGN[i] for i in kept[1:]), "left"]
-    # The header goes in as a row: tabulate pads headers further than the figures need.
-    text = tabulate(grid, tablefmt="plain", colalign=align, disable_numparse=True)
-    head, *body = [line.rstrip() for line in text.splitlines()]
-    lines.append(_paint(head, "bold", style))
-    body = [_paint_row(line, style) for line in body]
-    if not beside:
-        below = [_indented(row.note, style, 4) for row in table.rows]
-        body = [line for row, words in zip(body, below, strict=True) for line in (row, *words)]
-    return [*lines, *body, *(line for remark in table.remarks for line in _indented(remark, style, 2))]
+    bars = ["", *(_draw(row, top, bar, style) if bar else "" for row in table.rows)]
+    left = [_aligned(cell, drawing, widths, bar) for cell, drawing in zip(cells, bars, strict=True)]
+    lines.append(_paint(left[0].rstrip(), "bold", style))
+    for row, text in zip(table.rows, left[1:], strict=True):
+        first, *more = _fit_note(row.note, note) if note >= LEAST_NOTE else [""]
+        lines.append(_paint_row(f"{text}  {first}".rstrip(), style))
+        lines += [" " * (len(text) + 2) + words for words in more]
+        if note < LEAST_NOTE:
+            lines += _indented(row.note, style, 4)
+    return [*lines, *(line for remark in table.remarks for line in _indented(remark, style, 2))]
 
 
-_ALIGN: Final = ("left", "right", "right", "left", "right")
+def _aligned(cell: Sequence[str], drawing: str, widths: Sequence[int], bar: int) -> str:
+    """One line of a table, without its note: figures to the right, words to the left."""
+    words = [cell[0].ljust(widths[0]), *([drawing.ljust(bar)] if bar else []), cell[1].rjust(widths[1])]
+    words += [cell[2].rjust(widths[2])] if widths[2] else []
+    words += [cell[3].ljust(widths[3])] if widths[3] else []
+    words += [cell[4].rjust(widths[4])] if widths[4] else []
+    return "  ".join(words)
 
 
 def _indented(text: str, style: Style, depth: int) -> list[str]:
@@ -179,8 +178,8 @@ def _draw(row: Row, top: float, width: int, style: Style) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _fit_note(note: str, width: int) -> str:
-    return "\n".join(textwrap.wrap(note, width, break_on_hyphens=False, break_long_words=True)) if note else ""
+def _fit_note(note: str, width: int) -> list[str]:
+    return textwrap.wrap(note, width, break_on_hyphens=False, break_long_words=True) or [""]
 
 
 # ------------------------------------------------------------------------------------------------------------- colours
