@@ -694,7 +694,12 @@ class RankBuilder:
         accounts = {i.account.partition("/")[0] for i in items}
         if "kv_cache" not in accounts and (facts.capacity.kv_tokens or 0) > 0:
             return "the KV pool's own line is not in the log"
-        if "recurrent_state" not in accounts and (facts.hybrid or facts.capacity.state_slots is not None):
+        # The state of a unified pool lies in its one buffer and has no line of its own.
+        if (
+            "recurrent_state" not in accounts
+            and not self.unified
+            and (facts.hybrid or facts.capacity.state_slots is not None)
+        ):
             return "the recurrent state's own line is not in the log"
         return None
 
