@@ -71,7 +71,7 @@ _HOST_EVENTS: Final[dict[str, tuple[str, str]]] = {
 }
 _OLD_GRAPHS: Final = {"draft": "cuda_graphs/draft", "piecewise": "cuda_graphs/prefill"}
 _STARTS_A_RANK: Final = frozenset({"load_weight_begin", "load_weight_end", "init_begin"})
-_LEDGER_START: Final = frozenset({*_STARTS_A_RANK, "kv_pool", "state_pool", "pool_end"})
+_LEDGER_START: Final = frozenset({*_STARTS_A_RANK, "init_begin", "kv_pool", "state_pool", "pool_end"})
 _SERVING: Final = frozenset({"prefill_batch", "decode_batch", "retraction"})
 _FUNCTION_PHASES: Final[dict[str, str]] = {
     "load_model": "weights",
@@ -117,6 +117,7 @@ class _Start:
         self.ended_at: str | None = None
         self.begun = False
         self.ready = False
+        self.up = False
         self.stopped = False
         self.served = False
         self.notes: list[str] = []
@@ -159,6 +160,7 @@ class _Start:
             self.rocm = True
         if event.id == "http_started":
             self.ready = True
+            self.up = self.up or bool(self.ranks)
         elif event.id == "http_stopped":
             self.stopped = True
         if event.rule.kind == "failure":
@@ -289,11 +291,14 @@ class _Start:
 
     def _on_ready(self, event: Event) -> None:
         self.ready = True
+        self.up = self.up or bool(self.ranks)
 
     def _on_shutdown(self, event: Event) -> None:
         self.stopped = True
 
     def _on_capacity(self, event: Event) -> None:
+        if _may_be_cut(event):
+            return
         key = self._engine_key(event)
         known = self.capacity.setdefault(key, {})
         for field, name in (
@@ -407,7 +412,8 @@ class _Start:
             return False
         rank = self.ranks.get(_key(event))
         if rank is None:
-            return False
+            # Every rank of a start has begun before its server is up; another label then is another start's.
+            return bool(self.ranks) and (self.up or self.served)
         over = self.ready or self.served or bool(self.failures) or any(r.final for r in self.ranks.values())
         if event.id == "init_begin":
             return (
@@ -445,8 +451,8 @@ class _Start:
 
     def _new_dump(self, event: Event) -> bool:
         if not self.config.dumped:
-            return bool(self.ranks) and (
-                self.ready or self.served or bool(self.failures) or any(r.weights_seen for r in self.ranks.values())
+            return (
+                self.served or bool(self.failures) or any(r.readings or r.items or r.group for r in self.ranks.values())
             )
         text = event.word("args") or ""
         if text == self.config.text:
