@@ -212,6 +212,15 @@ def test_report_says_what_the_log_says(case: Path) -> None:
     assert not problems, f"{name_of(case)}: {expected['shows']}\n  " + "\n  ".join(problems)
 
 
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_stage_residuals_sum_to_the_residual_of_the_rank(case: Path) -> None:
+    for server in explain([str(case / "server.log")]).servers:
+        for rank in server.ranks:
+            known = [s.residual.bytes for s in rank.stages]
+            if rank.residual.bytes is not None and known and None not in known:
+                assert sum(b for b in known if b is not None) == rank.residual.bytes, rank.label
+
+
 def test_there_are_fixtures_of_both_engines_and_each_has_its_log() -> None:
     names = [name_of(case) for case in CASES]
     assert len([n for n in names if n.startswith("sglang-")]) >= 8

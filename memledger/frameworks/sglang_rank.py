@@ -587,7 +587,8 @@ class RankBuilder:
         if base == "device" and opening is not None and self.first_free is not None:
             entries.insert(0, self._in_use(opening))
         free = self._free()
-        if free is not None:
+        # A reading older than the last allocation says nothing about what is free after it.
+        if free is not None and not self._after_last_reading(items):
             entries.append(free)
         stages, residual = self._balance(entries, items, opening, readings, base, facts)
         stages = (*stages, *self._unfinished())
