@@ -4,7 +4,11 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write the golden reports of the fixture logs anew instead of comparing them")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden reports of the fixture logs anew instead of comparing them",
+    )
 
 
 @pytest.fixture

@@ -188,6 +188,16 @@ class TestFailure:
                 "The weights leave no room for the KV cache at --mem-fraction-static 0.2: it has to be above 0.31.",
             ),
             (
+                "weights_leave_no_kv",
+                {"memory_fraction": 0.85, "raise_above": 1.0},
+                "The weights leave no room for the KV cache at --mem-fraction-static 0.85: no fraction is enough, the weights fill the GPU.",
+            ),
+            (
+                "weights_leave_no_kv",
+                {"memory_fraction": 0.45},
+                "The weights leave no room for the KV cache at --mem-fraction-static 0.45.",
+            ),
+            (
                 "state_blocks_too_few",
                 {"max_num_seqs": 256, "kv_blocks": 190},
                 "256 requests may run, each holds at least one state block, and there are 190: --max-num-seqs 190 would fit.",

@@ -9,7 +9,9 @@ from sample_reports import at, dense, dense_rank, hybrid, report
 
 from memledger import findings
 from memledger.ledger import Failure, Gpu, Unrecognized
+from memledger.pipeline import explain
 from memledger.report.json import encode, schema, schema_text
+from memledger.resources import demo_log
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SCHEMA_FILE = DOCS / "schema" / "explain.schema.json"
@@ -94,3 +96,34 @@ def test_the_document_ends_in_a_newline_and_is_valid_utf_8():
     raw = encode(report(dense(model="\ud800x"), unrecognized=Unrecognized(1, at(3)), paths=("bad\udcff.log",)))
     assert raw.endswith(b"}\n")
     raw.decode("utf-8")
+
+
+def example(demo):
+    """The demo's document cut to what docs/json.md shows."""
+    (server,) = demo["servers"]
+    (rank,) = server["ranks"]
+    rank["entries"] = [e for e in rank["entries"] if e["account"] == "recurrent_state/ssm"]
+    rank["stages"] = [s for s in rank["stages"] if s["name"] == "warmup"]
+    names = ("tp_size", "memory_fraction", "max_running_requests", "context_length", "kv_cache_dtype")
+    server["config"] = {name: server["config"][name] for name in names}
+    server["findings"] = [f for f in server["findings"] if f["code"] == "ML101"]
+    server["engines"] = server["notes"] = []
+    demo["inputs"][0]["path"] = "server.log"
+    return "```json\n" + json.dumps(demo, indent=2, ensure_ascii=False) + "\n```\n"
+
+
+def test_the_example_in_the_docs_is_real(update_golden):
+    page = DOCS / "json.md"
+    text = page.read_text(encoding="utf-8")
+    shown = example(json.loads(encode(findings.attach(explain([str(demo_log())])))))
+    if update_golden:
+        text = text[: text.index("```json\n")] + shown
+        page.write_text(text, encoding="utf-8")
+    assert text.endswith(shown), "pytest --update-golden writes it anew"
+
+
+def test_every_field_of_the_schema_is_explained():
+    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    for name in ("Report", "Server", "Rank", "Finding", "Entry", "Stage", "Residual", "Capacity", "Budget"):
+        for field in schema()["$defs"][name]["properties"]:
+            assert f"`{field}`" in text or f"`{field}[]`" in text or f'"{field}"' in text, f"{name}.{field}"

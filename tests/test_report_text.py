@@ -23,7 +23,7 @@ from memledger.ledger import (
     entry,
 )
 from memledger.report.text import Style, render
-from memledger.report.view import Options, choose_servers, model_name, number_ranges
+from memledger.report.view import Options, choose_servers, label_range, model_name, number_ranges
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
@@ -153,6 +153,16 @@ class TestFolding:
 
     def test_label_ranges(self):
         assert number_ranges("TP", [0, 1, 2, 3, 5, 8]) == "TP0-TP3, TP5, TP8"
+        assert label_range([Rank(tp=i, ep=i) for i in range(4)]) == "TP0-TP3"
+        assert label_range([Rank(pp=p, tp=t) for p in (0, 1) for t in (0, 1)]) == "PP0 TP0-TP1, PP1 TP0-TP1"
+        assert label_range([Rank(dp=i, tp=i, ep=i) for i in range(8)]) == "DP0 TP0 EP0 ... DP7 TP7 EP7 (8 ranks)"
+        assert label_range([Rank(tp=0)] * 8) == "TP0 (8 ranks)"
+        assert label_range([Rank(pid=5), Rank(pid=6)]) == "pid 5, pid 6"
+
+    def test_the_header_breaks_between_its_parts(self):
+        lines = text(hybrid(), width=60).splitlines()
+        assert lines[0] == "SGLang 0.5.18 · Qwen3.8-27B-FP8 · 1 GPU · serving ·"
+        assert lines[1] == "2026-09-09 11:57:18, 6 h of log, 1 start"
 
 
 class TestFacts:
@@ -242,7 +252,7 @@ class TestStarts:
             text(*self.starts(), options=Options(start=4))
 
     def test_a_start_without_memory_lines(self):
-        assert "The log names no memory of this start" in text(dense(ranks=()))
+        assert "No line gives the size of an allocation in this start." in text(dense(ranks=()))
 
 
 class TestHost:
@@ -308,6 +318,9 @@ class TestOutput:
             ("org/Dense-7B", "Dense-7B"),
             ("/root/hub/models--org--Name-1B/snapshots/0a1b2c", "Name-1B"),
             ("/models/x/", "x"),
+            ("/hub/org/Name/snapshots/" + "0a" * 20, "Name"),
+            ("/kaggle/input/qwen/8b/1", "8b/1"),
+            ("0a" * 20, "0a" * 20),
             ("", None),
             (None, None),
         ],
@@ -337,6 +350,7 @@ def test_the_report_of_a_fixture_log_is_the_golden_one(log, update_golden):
     golden = log.parent / ("report.txt" if log.name == "server.log" else log.stem + ".report.txt")
     if update_golden:
         golden.write_text(got, encoding="utf-8")
+    assert golden.is_file(), f"{golden} is missing: pytest --update-golden writes it"
     assert got == golden.read_text(encoding="utf-8")
 
 

@@ -189,9 +189,14 @@ def _free_memory_too_small(numbers: dict[str, Any]) -> str | None:
 
 def _weights_leave_no_kv(numbers: dict[str, Any]) -> str | None:
     fraction, least = numbers.get("memory_fraction"), numbers.get("raise_above") or numbers.get("minimum_viable")
-    if not isinstance(fraction, (int, float)) or not isinstance(least, (int, float)):
+    if not isinstance(fraction, (int, float)):
         return None
-    return f"The weights leave no room for the KV cache at --mem-fraction-static {fraction:g}: it has to be above {least:g}."
+    text = f"The weights leave no room for the KV cache at --mem-fraction-static {fraction:g}"
+    if not isinstance(least, (int, float)):
+        return f"{text}."
+    if least >= 1:
+        return f"{text}: no fraction is enough, the weights fill the GPU."
+    return f"{text}: it has to be above {least:g}."
 
 
 def _state_blocks_too_few(numbers: dict[str, Any]) -> str | None:

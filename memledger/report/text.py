@@ -59,7 +59,7 @@ def to_ascii(text: str) -> str:
 
 
 def _server(view: View, report: Report, style: Style) -> list[str]:
-    lines = [_paint(line, "bold", style) for line in textwrap.wrap(view.header, style.width)]
+    lines = [_paint(line, "bold", style) for line in _wrap_parts(view.header, style.width)]
     for cause in view.cause:
         lines += ["", *_cause(cause, style)]
     for table in view.tables:
@@ -74,6 +74,12 @@ def _server(view: View, report: Report, style: Style) -> list[str]:
     if view.evidence:
         lines += ["", *_evidence_lines(view.evidence, report)]
     return lines
+
+
+def _wrap_parts(header: str, width: int) -> list[str]:
+    """The header in lines that break between its parts (and within one only where it is wider than the line)."""
+    glued = " · ".join(part.replace(" ", "\xa0") for part in header.split(" · "))
+    return [line.replace("\xa0", " ") for line in textwrap.wrap(glued, width, break_on_hyphens=False)]
 
 
 def _cause(cause: Cause, style: Style) -> list[str]:

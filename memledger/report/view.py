@@ -6,6 +6,7 @@ Text, Markdown and later formats render the same view, so that they cannot disag
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
@@ -47,12 +48,14 @@ STAGE_WORDS: Final = {
     "graphs": "in graph capture",
     "final": "after capture",
 }
+_SNAPSHOT: Final = re.compile(r"[0-9a-f]{32,64}|snapshots")
 ALIKE_SHARE: Final = 0.01
 """Ranks are shown as one table when every row differs by no more than its tolerance or this share of the opening."""
 MOST_TABLES: Final = 4
 _STATE_WORDS: Final = {"starting": "starting", "serving": "serving", "failed": "failed", "stopped": "stopped"}
 _FRAMEWORKS: Final = {"sglang": "SGLang", "vllm": "vLLM"}
 _SUBJECTS: Final = {
+    "in_use_at_start": ("memory in use before the start", "takes"),
     "weights": ("weights", "hold"),
     "kv_cache": ("the KV cache", "holds"),
     "recurrent_state": ("recurrent state", "holds"),
@@ -242,7 +245,10 @@ def model_name(path: str | None) -> str | None:
     for part in reversed(parts):
         if part.startswith("models--"):
             return part.split("--")[-1]
-    return parts[-1] if parts else None
+    named = [p for p in parts if not _SNAPSHOT.fullmatch(p)]
+    if not named:
+        return parts[-1] if parts else None
+    return "/".join(parts[-2:]) if parts[-1].isdigit() and len(parts) > 1 else named[-1]
 
 
 def devices(server: Server) -> str:
@@ -299,11 +305,9 @@ def plain_sentence(server: Server) -> str:
     """Where the memory went, for the rank with the largest residual."""
     ranks = [r for r in server.ranks if r.entries]
     if not ranks:
-        return "The log names no memory of this start: " + (
-            "it holds serving lines only."
-            if server.usage.lines or server.usage.peak_running_requests is not None
-            else "nothing was allocated in it."
-        )
+        if server.usage.peak_running_requests is not None or server.usage.peak_kv_usage is not None:
+            return "The log holds no start-up of this server, only serving lines: what was allocated is not in it."
+        return "No line gives the size of an allocation in this start."
     rank = worst(ranks)
     opening = rank.residual.opening_bytes
     rows = [(a, t) for a, t in account_totals(rank) if a not in {"free", "reserve"} and t.bytes > 0]
@@ -462,12 +466,28 @@ def rank_title(server: Server, rank: Rank) -> str:
 
 
 def label_range(group: Sequence[Rank]) -> str:
-    """`TP0-TP7`, `DP0 TP0 ... DP1 TP3 (8 ranks)`, or the labels one by one when they are few."""
+    """`TP0-TP7`, `PP0 TP0-TP1, PP1 TP0-TP1`, `DP0 TP0 ... DP7 TP7 (8 ranks)`: the ranks of a table in few words."""
     labels = [r.label for r in group]
-    plain = [r.tp for r in group if r.tp is not None and r.label == f"TP{r.tp}"]
-    if len(plain) == len(group):
-        return number_ranges("TP", sorted(plain))
-    if len(labels) <= 4:
+    if len(group) > 1 and len(set(labels)) == 1:
+        return f"{labels[0]} ({len(group)} ranks)"
+    keys = [(r.dp, r.pp, r.tp) for r in group]
+    if len(set(keys)) == len(keys) and all(r.tp is not None for r in group):
+        # The expert rank adds nothing where the others tell the ranks apart.
+        runs: dict[tuple[int | None, int | None], list[int]] = {}
+        for dp, pp, tp in keys:
+            runs.setdefault((dp, pp), []).append(tp or 0)
+        named = [
+            " ".join(
+                [
+                    *(f"{word}{at}" for word, at in (("DP", dp), ("PP", pp)) if at is not None),
+                    number_ranges("TP", sorted(tps)),
+                ]
+            )
+            for (dp, pp), tps in runs.items()
+        ]
+        if len(named) <= MOST_TABLES:
+            return ", ".join(named)
+    if len(labels) <= MOST_TABLES:
         return ", ".join(labels)
     return f"{labels[0]} ... {labels[-1]} ({len(labels)} ranks)"
 
