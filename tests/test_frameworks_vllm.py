@@ -1089,3 +1089,39 @@ def test_reading_goes_on_after_asking():
     for event in scanner.events([POOL.encode()], 0):
         reader.feed(event)
     assert total(reader.servers()[0].ranks[0], "kv_cache") == 50.0
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "9" * 30, "[1]", "{}", "'eight'"])
+def test_figures_that_cannot_be_are_unknown(value):
+    names = ("gpu_memory_utilization", "swap_space", "max_num_seqs", "max_model_len", "kv_cache_memory_bytes")
+    text = front("non-default args: {'model': 'm', " + ", ".join(f"'{n}': {value}" for n in names) + ", 'x': 1}")
+    text += "INFO 03-19 06:28:00 gpu_executor.py:122] # GPU blocks: 2987, # CPU blocks: 4096\n"
+    config = only(text).config
+    assert config["memory_fraction"] is None
+    assert config["max_running_requests"] is None
+    assert config["context_length"] is None
+
+
+def test_a_peak_with_an_estimate_of_unknown_size_says_so():
+    rank = only(START + POOL + TOKENS + GRAPHS + consumed_line()).ranks[0]
+    assert total(rank, "activations") == 6.74
+    assert "size is not in the log" in row(rank, "activations").detail["note"]
+    assert rank.residual.verdict == "closed"
+
+
+def test_several_http_servers_belong_to_one_start():
+    text = START + POOL
+    text += "(ApiServer_0 pid=180) INFO 11-02 10:12:40 [api_server.py:1] vLLM API server version 0.11.0\n"
+    text += "(ApiServer_1 pid=181) INFO 11-02 10:12:40 [api_server.py:1] vLLM API server version 0.11.0\n"
+    assert len(read(text)) == 1
+
+
+def test_data_parallel_workers_without_a_number_are_ranks_by_pid():
+    text = front("non-default args: {'model': 'm', 'tensor_parallel_size': 2, 'data_parallel_size': 2}")
+    for dp in (0, 1):
+        text += engine_line(tp=2, name=f"EngineCore_DP{dp}", pid=81 + dp)
+    for pid in (91, 92, 93, 94):
+        text += f"(Worker_TP{pid % 2} pid={pid}) INFO 11-02 10:12:09 [x.py:1] "
+        text += "Model loading took 15.0 GiB memory and 8 seconds\n"
+    server = only(text)
+    assert [(r.tp, r.pid) for r in server.ranks] == [(0, 92), (0, 94), (1, 91), (1, 93)]

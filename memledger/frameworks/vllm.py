@@ -20,7 +20,8 @@ MOST_EARLY: Final = 100
 FRONT_RULES: Final = frozenset({"version", "non_default_args", "all_args"})
 _ENGINE: Final = re.compile(r"(?:DP)?(?:MoE)?EngineCore")
 _FRONT: Final = re.compile(r"(?:API|Api)Server|DPSupervisor|MainProcess")
-_EXTRA_FRONT: Final = re.compile(r"(?:Api|API)Server_\w*[1-9]\d*$")
+_EXTRA_FRONT: Final = re.compile(r"(?:Api|API)Server_\w*\d$")
+"""One of several HTTP servers: their parent printed the arguments."""
 
 
 class VllmReader:
@@ -110,7 +111,7 @@ class VllmReader:
         latest = group[-1] if group else None
         if latest is None:
             return self._new(event)
-        if _EXTRA_FRONT.search(event.prefix.process or "") and not latest.over:
+        if _EXTRA_FRONT.match(event.prefix.process or "") and not latest.over:
             return latest
         if latest.waits_for_front_line(event) or latest.quotes_before(event) or latest.same_moment(event):
             return latest

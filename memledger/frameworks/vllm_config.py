@@ -7,14 +7,14 @@ lacks or, with data parallelism, repeats per engine (its `data_parallel_size` ma
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
 from memledger.events import Event
+from memledger.frameworks import arguments
 from memledger.frameworks.arguments import (
     as_flag,
-    as_float,
-    as_int,
     as_text,
     parse_call,
     parse_command_line,
@@ -36,6 +36,8 @@ _ALIASES: Final = {
     "sc": "speculative_config",
     "nnodes": "nnodes",
 }
+
+LARGEST: Final = 2**62
 
 DEFAULT_BATCHED: Final = 2048
 """max_num_batched_tokens of a configuration made without a model (vllm/config/scheduler.py, all versions)."""
@@ -64,6 +66,18 @@ def normal_backend(name: str) -> str:
     if low in _FAMILIES:
         return _FAMILIES[low]
     return re.sub(r"_(?:attn|attention)$", "", low)
+
+
+def as_int(value: Any) -> int | None:
+    """A whole number that a size, a count or a length can be; a log may hold any text."""
+    found = arguments.as_int(value)
+    return found if found is not None and abs(found) < LARGEST else None
+
+
+def as_float(value: Any) -> float | None:
+    """A finite number; a log may hold any text."""
+    found = arguments.as_float(value)
+    return found if found is not None and math.isfinite(found) and abs(found) < LARGEST else None
 
 
 class ConfigFacts:

@@ -341,7 +341,7 @@ class _Builder:
         if source is not None and (peak := source.amount("activation")) is not None:
             # A peak smaller than the estimate cannot contain it.
             if charged is None or charged.bytes > peak.bytes + peak.tolerance + charged.tolerance:
-                return Figure(peak, (source.evidence,)), ZERO
+                return Figure(peak, (source.evidence,), "logged", self.unknown_estimate(source, estimate)), ZERO
             return _without(peak, charged, source, estimate), charged
         source = self.facts.event("budget_split")
         if source is not None and (peak := source.amount("activation")) is not None:
@@ -363,6 +363,13 @@ class _Builder:
             )
             return figure, ZERO
         return None, charged if charged is not None else ZERO
+
+    def unknown_estimate(self, source: Event, estimate: Figure | None) -> dict[str, Any]:
+        """A word of warning where the peak contains an estimate whose size is not in the log."""
+        graphs = source.amount("graphs")
+        if estimate is not None or self.charged_by_message() is False or graphs is None or graphs.bytes == 0:
+            return {}
+        return {"note": "with the estimate of the CUDA graphs, whose size is not in the log"}
 
     def split_reading(
         self,
