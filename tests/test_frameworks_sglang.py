@@ -838,6 +838,23 @@ class TestStarts:
         assert [s.label for s in found] == ["llm-a-1", "llm-b-1"]
         assert [size(s.ranks[0], "weights/model") for s in found] == [28.47, 28.4]
 
+    def test_nodes_of_one_job_in_one_file_are_one_server(self):
+        args = PLAIN.replace("nnodes=1", "nnodes=2, node_rank={n}, dist_init_addr='192.0.2.1:5000'").replace(
+            "tp_size=1", "tp_size=2"
+        )
+        text = ""
+        for node in range(2):
+            lines = log(args.replace("{n}", str(node)), *WEIGHTS, *POOLS, ranks=f" TP{node}").splitlines(True)
+            text += "".join(f"node-{node}-1  | {line}" for line in lines)
+        assert [r.tp for r in server(text).ranks] == [0, 1]
+
+    def test_two_servers_that_differ_in_more_than_the_node_stay_two(self):
+        args = PLAIN.replace("nnodes=1", "nnodes=2, node_rank={n}")
+        text = "".join(f"a-1  | {line}\n" for line in log(args.replace("{n}", "0"), *WEIGHTS).splitlines())
+        other = args.replace("{n}", "1").replace("/models/m", "/models/other")
+        text += "".join(f"b-1  | {line}\n" for line in log(other, *WEIGHTS).splitlines())
+        assert len(servers(text)) == 2
+
     def test_notices_before_the_dump_belong_to_the_start_that_follows(self):
         notice = "Attention backend not specified. Use fa3 backend by default."
         bare = PLAIN.replace("'triton'", "None")

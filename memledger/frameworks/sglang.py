@@ -9,6 +9,8 @@ from memledger.frameworks.sglang_config import BEFORE_THE_DUMP
 from memledger.frameworks.sglang_start import StartBuilder
 from memledger.ledger import Server
 
+Stream = tuple[int, str | None, str | None]
+
 MOST_WAITING: Final = 200
 """Lines held back until it is known which start they belong to."""
 
@@ -20,32 +22,27 @@ class SglangReader:
 
     def __init__(self) -> None:
         self._starts: list[StartBuilder] = []
-        self._current: dict[tuple[int, str | None], StartBuilder] = {}
-        self._waiting: dict[tuple[int, str | None], list[Event]] = {}
-        self._last: tuple[int, str | None] | None = None
+        self._current: dict[Stream, StartBuilder] = {}
+        self._waiting: dict[Stream, list[Event]] = {}
+        self._last: Stream | None = None
 
     def feed(self, event: Event) -> None:
         """Take one event of SGLang, or one of torch or the kernel seen while SGLang was the engine in hand."""
-        stream = (event.input, event.prefix.source)
-        if (
-            event.rule.framework == "any"
-            and stream not in self._current
-            and self._last is not None
-            and self._last[0] == event.input
-        ):
-            stream = self._last
-        self._last = stream
+        stream = self._stream(event)
         start = self._current.get(stream)
+        own = event.rule.framework != "any"
         if start is None:
             start = self._new(stream)
-        elif event.id in BEFORE_THE_DUMP and event.rule.framework != "any" and start.begun:
+        elif own and event.id in BEFORE_THE_DUMP and start.begun:
             waiting = self._waiting.setdefault(stream, [])
             waiting.append(event)
             if len(waiting) > MOST_WAITING:
                 start.take(waiting.pop(0))
             return
-        elif event.rule.framework != "any" and start.contradicts(event):
+        elif own and start.contradicts(event):
             start = self._new(stream)
+        if event.id == "server_args":
+            start = self._same_job(stream, start, event)
         for earlier in self._waiting.pop(stream, ()):
             start.take(earlier)
         start.take(event)
@@ -60,8 +57,29 @@ class SglangReader:
         found = [server for server in built if server is not None]
         return sorted(found, key=lambda s: (s.span[0].input, s.span[0].first_line))
 
-    def _new(self, stream: tuple[int, str | None]) -> StartBuilder:
+    def _stream(self, event: Event) -> Stream:
+        """The stream of a line: a compose service, a pod, a host. A line without one follows the line before it."""
+        stream = (event.input, event.prefix.source, event.prefix.host)
+        bare = stream[1:] == (None, None)
+        if bare and stream not in self._current and self._last is not None and self._last[0] == event.input:
+            stream = self._last
+        self._last = stream
+        return stream
+
+    def _new(self, stream: Stream) -> StartBuilder:
         start = StartBuilder(stream[1])
         self._starts.append(start)
         self._current[stream] = start
+        return start
+
+    def _same_job(self, stream: Stream, start: StartBuilder, event: Event) -> StartBuilder:
+        """Nodes of one job in one file, each a stream of its own: their dumps differ in the node's rank only."""
+        if start.begun or start.config.dumped:
+            return start
+        for other_stream, other in self._current.items():
+            if other is not start and other_stream[0] == stream[0] and other.is_node_of(event):
+                self._starts.remove(start)
+                self._current[stream] = other
+                other.absorb(start)
+                return other
         return start

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from memledger.events import Event
+from memledger.frameworks.arguments import as_int
 from memledger.frameworks.sglang_config import BEFORE_THE_DUMP, ConfigBuilder
 from memledger.frameworks.sglang_derived import derive
 from memledger.frameworks.sglang_failures import FailureLog
@@ -446,6 +447,20 @@ class StartBuilder:
             return type_name is not None and type_name == rank.target_type
         return abs(free.bytes - rank.first_free.bytes) < abs(free.bytes - rank.last_free.bytes)
 
+    def is_node_of(self, event: Event) -> bool:
+        """Whether a dump is another node's of this start: more than one node, another rank, all else the same."""
+        text, mine = event.word("args") or "", self.config.text or ""
+        nodes = as_int(self.config.argument("nnodes"))
+        if nodes is None or nodes < 2 or self.served or self.up:
+            return False
+        return _node(text) != _node(mine) and _without_node(text) == _without_node(mine)
+
+    def absorb(self, other: StartBuilder) -> None:
+        """Take over the lines that another node printed before its dump."""
+        for index, (first, last) in other.spans.items():
+            span = self.spans.setdefault(index, [first, last])
+            span[0], span[1] = min(span[0], first), max(span[1], last)
+
     def _new_dump(self, event: Event) -> bool:
         if not self.config.dumped:
             return (
@@ -652,6 +667,11 @@ def _first(values: Any) -> Any:
 
 def _is_date(time: str | None) -> bool:
     return bool(time and re.match(r"\d{4}-\d\d-\d\d", time))
+
+
+def _node(text: str) -> str | None:
+    found = re.search(r"\bnode_rank'?[=:] ?(\d+)", text)
+    return found.group(1) if found else None
 
 
 def _without_node(text: str) -> str:
