@@ -35,7 +35,8 @@ _PROGRAMS: Final = (
     ("a web server's access log", re.compile(rb"\"(?:GET|POST|HEAD) /[^\"]* HTTP/[\d.]+\" \d{3}")),
     ("a Python traceback", re.compile(rb"Traceback \(most recent call last\)")),
 )
-_BAR: Final = re.compile(rb"\d+%\|")
+_BAR: Final = re.compile(rb"\d+%[^|\n]{0,20}\|")
+_MOST: Final = 0.8
 _BINARY_SHARE: Final = 0.05
 
 
@@ -61,6 +62,6 @@ def describe(head: bytes, size: int | None = None) -> str:
     if stripped[:15].lower().startswith((b"<!doctype", b"<html")):
         return "an HTML page"
     lines = [line for line in re.split(rb"[\r\n]+", text) if line.strip()]
-    if lines and all(_BAR.search(line) for line in lines):
+    if sum(1 for line in lines if _BAR.search(line)) >= _MOST * len(lines):
         return "progress bars only"
     return "text of another program, or a part of a log without any of these lines"

@@ -266,6 +266,13 @@ class TestBadInput:
         assert code == 0
         assert "15.00" in out
 
+    def test_a_file_name_is_no_way_into_the_terminal(self, run, folder):
+        name = "a\x1b]0;x\x07 b.log"
+        (folder / name).write_text(LOG)
+        _, out, _ = run("explain", name)
+        assert "\x1b" not in out
+        assert "\x1b" not in run("explain", "no\x1b[31m.log")[2]
+
     def test_an_error_of_our_own_is_one_line(self, run, monkeypatch):
         def broken(*_):
             raise RuntimeError("boom")

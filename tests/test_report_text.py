@@ -245,6 +245,12 @@ class TestStarts:
     def test_a_bare_last_start_gives_way_to_one_that_tells_something(self):
         assert choose_servers(report(hybrid(), dense(ranks=())), Options()) == [0]
 
+    def test_two_servers_at_once_are_both_shown(self):
+        output = text(dense(label="chat-1"), hybrid(label="embed-1"))
+        assert "start 1 of 2" in output
+        assert "start 2 of 2" in output
+        assert "other starts" not in output
+
     def test_all_starts_and_one_start(self):
         assert text(*self.starts(), options=Options(all_starts=True)).count("start ") >= 3
         assert "start 1 of 3" in text(*self.starts(), options=Options(start=1))

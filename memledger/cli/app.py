@@ -61,10 +61,13 @@ class LazyGroup(click.Group):
 
 
 def _not_a_command(name: str, args: Sequence[str]) -> str:
-    shown = name.encode("utf-8", "replace").decode()
+    from memledger.sanitize import clean
+
+    shown = clean(name.encode("utf-8", "replace").decode())
     near = difflib.get_close_matches(name, COMMANDS, n=1)
-    if not near and (name == "-" or name.endswith(_LOG_ENDINGS) or os.sep in name or os.path.exists(name)):  # noqa: PTH110
-        rest = " ".join(args).encode("utf-8", "replace").decode()
+    is_log = name == "-" or name.endswith(_LOG_ENDINGS) or os.sep in name or os.path.exists(name)  # noqa: PTH110
+    if is_log and not near:
+        rest = clean(" ".join(args).encode("utf-8", "replace").decode())
         return f"No command {shown!r}. To read a log: memledger explain {rest}"
     hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(COMMANDS)}."
     return f"No command {shown!r}. {hint}"

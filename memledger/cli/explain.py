@@ -196,7 +196,9 @@ def show(report: Report, options: Options, format_: str, width: int | None, no_c
 def _quoted(name: str) -> str:
     import shlex
 
-    return shlex.quote(name.encode("utf-8", "replace").decode())
+    from memledger.sanitize import clean
+
+    return shlex.quote(clean(name.encode("utf-8", "replace").decode()))
 
 
 if TYPE_CHECKING:

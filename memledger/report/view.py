@@ -144,9 +144,10 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def choose_servers(report: Report, options: Options) -> list[int]:
-    """The indices of the servers that are shown in full: all, one start by its number, or the one that tells most.
+    """The indices of the servers that are shown in full: all, one start by its number, or of each server one start.
 
-    Without a choice it is the last start that has a ledger; where no start has one, the last.
+    Starts of one engine in the same inputs under the same label are one server's. Of these it is the last start if it
+    failed, else the last that tells about as much as any.
 
     Raises:
         LookupError: there is no start of that number.
@@ -156,14 +157,25 @@ def choose_servers(report: Report, options: Options) -> list[int]:
         if not 1 <= options.start <= count:
             raise LookupError(f"there is no start {options.start}: the input holds {n.plural(count, 'start')}")
         return [options.start - 1]
-    if options.all_starts or count == 0:
+    if options.all_starts:
         return list(range(count))
-    last = count - 1
+    starts: dict[object, list[int]] = {}
+    for index, server in enumerate(report.servers):
+        starts.setdefault((server.framework, server.label, tuple({s.input: None for s in server.span})), []).append(
+            index
+        )
+    return sorted(_telling_start(report, indices) for indices in starts.values())[-MOST_TABLES:]
+
+
+def _telling_start(report: Report, indices: Sequence[int]) -> int:
     # A start that failed is what the reader came for when it is the last; its failure says more than its memory.
-    if report.servers[last].failures:
-        return [last]
-    told = [max((len({top_account(e.account) for e in r.entries}) for r in s.ranks), default=0) for s in report.servers]
-    return [max((i for i in range(count) if told[i] * 2 >= max(told)), default=last)]
+    if report.servers[indices[-1]].failures:
+        return indices[-1]
+    told = {
+        i: max((len({top_account(e.account) for e in r.entries}) for r in report.servers[i].ranks), default=0)
+        for i in indices
+    }
+    return max(i for i in indices if told[i] * 2 >= max(told.values()))
 
 
 def choose_ranks(server: Server, label: str | None) -> list[Rank]:
@@ -357,7 +369,7 @@ def _remainder(rank: Rank) -> str:
         parts.append(f"{n.gib_about(reserve.bytes)} are kept free")
     residual = rank.residual
     if residual.bytes is None or residual.verdict == "open":
-        parts.append("the rest can't be told: " + (residual.reason or "the ledger is open"))
+        parts.append("the balance is open: " + (residual.reason or "not enough is in the log"))
     elif abs(residual.bytes) < 0.005 * GIB:
         parts.append("nothing is unexplained")
     elif residual.bytes > 0:
@@ -450,7 +462,7 @@ def _title(server: Server, group: Sequence[Rank]) -> tuple[str, tuple[str, ...]]
         remarks.append(f"the {len(group)} ranks are alike")
     if residuals and max(residuals) - min(residuals) >= 0.005 * GIB:
         remarks.append(f"unexplained {n.signed_gib(min(residuals))} to {n.signed_gib(max(residuals))} GiB")
-    which = "worst" if residuals and any(residuals) else "shown"
+    which = "worst" if any(abs(size) >= 0.005 * GIB for size in residuals) else "shown"
     return f"{labels}, {which} {rank.label}", (", ".join(remarks),)
 
 
