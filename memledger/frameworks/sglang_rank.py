@@ -473,18 +473,34 @@ class RankBuilder:
         """The pool as really backed after capture: replaces what was only a reservation of addresses."""
         self._close_group()
         kv, draft = event.amount("kv"), event.word("draft") is not None
-        if not draft:
+        early = [i for i in self.items if i.account in {"kv_cache/k", "kv_cache/v"}]
+        if draft:
+            self.items = [i for i in self.items if i.account != "kv_cache/draft"]
+            self.add("kv_cache/draft", kv, event, "final", tokens=event.count("tokens"))
+        else:
             self.items = [
-                i for i in self.items if not (i.account.startswith("kv_cache/") and i.account != "kv_cache/draft")
+                i for i in self.items if not i.account.startswith("kv_cache/") or i.account == "kv_cache/draft"
             ]
             self.kv_tokens = event.count("tokens") or self.kv_tokens
             self.kv_dtype = event.word("dtype") or self.kv_dtype
-        else:
-            self.items = [i for i in self.items if i.account != "kv_cache/draft"]
-        if kv is not None:
-            self.add("kv_cache/draft" if draft else "kv_cache/pool", kv, event, "final", tokens=event.count("tokens"))
+            self._backed_pool(kv, early, event)
         if (free := event.amount("avail")) is not None:
             self.read("final", free, event.evidence)
+
+    def _backed_pool(self, kv: Amount | None, early: list[Item], event: Event) -> None:
+        """K and V share the printed size as they shared the reservation; one figure where the log shows no single pair."""
+        pairs = [(p.k, p.v) for p in self.virtual] or [
+            (i.amount, j.amount) for i, j in zip(early[::2], early[1::2], strict=False)
+        ]
+        k, v = pairs[0] if len(pairs) == 1 else (None, None)
+        if kv is None or k is None or v is None or k.bytes + v.bytes <= 0:
+            self.add("kv_cache/pool", kv, event, "final", tokens=event.count("tokens"))
+            return
+        keys = kv.bytes * k.bytes // (k.bytes + v.bytes)
+        formula = "the printed size, split as the reservation's K and V"
+        for account, part in (("kv_cache/k", keys), ("kv_cache/v", kv.bytes - keys)):
+            share = Amount(part, kv.tolerance // 2 + 1)
+            self.add(account, share, event, "final", basis="derived", formula=formula, tokens=event.count("tokens"))
 
     # ------------------------------------------------------------------ graphs
 
@@ -681,7 +697,7 @@ class RankBuilder:
 
     def _unfinished(self) -> tuple[Stage, ...]:
         """A load whose end is not in the log: its start is known, nothing can remain of it."""
-        if self.begin_stage is None or self.begin is None:
+        if self.begin_stage != "weights" or self.begin is None or len(self.readings) != 1:
             return ()
         return (Stage(self.begin_stage, self.begin.bytes, None, StageResidual(None, None)),)
 
