@@ -1,11 +1,16 @@
 """The command line: exit codes, what goes to stdout and what to stderr, and one clear sentence for every bad input."""
 
+import fcntl
 import io
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -51,6 +56,33 @@ def run(folder, capsys):
 def shell(command, **changes):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **changes}
     return subprocess.run(["bash", "-c", command], capture_output=True, env=environment, timeout=60, check=False)
+
+
+def on_terminal(args, *, columns, interrupt_after=None, **changes):
+    """What a terminal of some width gets to see."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "PYTHONUTF8": "1", **changes}
+    environment.pop("COLUMNS", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memledger", *args], stdout=slave, stderr=slave, stdin=slave, env=environment
+    )
+    os.close(slave)
+    if interrupt_after is not None:
+        time.sleep(interrupt_after)
+        process.send_signal(signal.SIGINT)
+    seen = b""
+    while True:
+        try:
+            block = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not block:
+            break
+        seen += block
+    process.wait(timeout=20)
+    os.close(master)
+    return seen.decode()
 
 
 MEMLEDGER = f"{sys.executable} -m memledger"
@@ -289,6 +321,27 @@ class TestTerminal:
         done = shell(f"set -o pipefail; {MEMLEDGER} rules | head -n 1")
         assert done.stderr == b""
         assert done.returncode == 0
+
+    def test_a_full_disk_is_said_in_one_line(self, folder):
+        done = shell(f"{MEMLEDGER} explain server.log > /dev/full")
+        assert done.returncode == 74
+        assert done.stderr == b"Error: the report can't be written: No space left on device.\n"
+
+    def test_no_standard_output_at_all(self, folder):
+        done = shell(f"{MEMLEDGER} explain server.log >&-")
+        assert b"Traceback" not in done.stderr
+        assert done.returncode == 74
+
+    def test_a_terminal_gets_colour_and_its_own_width(self, folder):
+        out = on_terminal(["explain", "server.log"], columns=132)
+        assert "\x1b[1mSGLang" in out
+        assert 80 < max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in out.splitlines()) <= 132
+        assert "\x1b" not in on_terminal(["explain", "server.log"], columns=132, NO_COLOR="1")
+
+    def test_a_followed_log_is_redrawn_on_a_terminal(self, folder):
+        out = on_terminal(["explain", "--follow", "server.log"], columns=100, interrupt_after=1.5)
+        assert out.startswith("\x1b[H\x1b[2J")
+        assert "40,960 KV tokens" in out
 
     def test_output_that_cannot_show_utf_8_is_ascii(self, folder):
         done = shell(f"{MEMLEDGER} explain server.log", PYTHONIOENCODING="ascii", PYTHONUTF8="0")

@@ -7,6 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Final
 
+import click
+
 if TYPE_CHECKING:
     from memledger.report.text import Style
 
@@ -17,9 +19,9 @@ def style(width: int | None, no_color: bool) -> Style:
     """What stdout can show: the terminal's width (80 when piped), colour only where it is wanted, ASCII where it must be."""
     from memledger.report.text import Style
 
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     columns = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
-    return Style(columns, _colour(terminal, no_color), is_unicode(sys.stdout.encoding))
+    return Style(columns, _colour(terminal, no_color), is_unicode(getattr(sys.stdout, "encoding", None)))
 
 
 def _colour(terminal: bool, no_color: bool) -> bool:
@@ -43,7 +45,7 @@ def is_unicode(encoding: str | None) -> bool:
 
 def clear_screen() -> bool:
     """Clear the terminal; False where stdout is none."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return False
     write("\x1b[H\x1b[2J")
     return True
@@ -53,13 +55,22 @@ class OutputClosedError(Exception):
     """Whoever read stdout has enough (`| head`)."""
 
 
+class WriteError(click.ClickException):
+    """The report can't be written (a full disk, a closed descriptor)."""
+
+    exit_code = 74
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the report can't be written: {why}.")
+
+
 def write(text: str) -> None:
     """Text to stdout; what its encoding can't show becomes `?`, never an error.
 
     Raises:
         OutputClosedError: nobody reads stdout any more.
     """
-    encoding = sys.stdout.encoding or "ascii"
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     write_bytes(text.encode(encoding, "replace"))
 
 
@@ -68,7 +79,10 @@ def write_bytes(data: bytes) -> None:
 
     Raises:
         OutputClosedError: nobody reads stdout any more.
+        WriteError: it can't be written.
     """
+    if sys.stdout is None:
+        raise WriteError("there is no standard output")
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -77,3 +91,5 @@ def write_bytes(data: bytes) -> None:
         # What is still buffered must not be flushed into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OutputClosedError from error
+    except OSError as error:
+        raise WriteError(error.strerror or str(error)) from error

@@ -189,6 +189,8 @@ def _smaller_pool(
     basis = f"derived: {slots - wanted} slots x {n.amount(slot_bytes)}"
     if per_token:
         basis += f", over {n.amount(per_token)} per KV token, both from the sizes in the log"
+    if any(e.account.startswith("recurrent_state/speculative") for e in rank.entries):
+        basis += "; speculative states go by running requests and shrink as well"
     return Remedy((FLAG, str(wanted)), tuple(effects), basis)
 
 

@@ -784,6 +784,8 @@ def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]
     facts.append(("used", usage_words(server)))
     facts += [("failed", failure_words(f, report)) for f in _distinct_failures(server)]
     facts += [("note", clean(text, 300)) for text in server.notes]
+    seen = {span.input for span in server.span}
+    facts += [("note", clean(text, 300)) for i, item in enumerate(report.inputs) if i in seen for text in item.notes]
     facts += _unread(report, options)
     facts += [("next", text) for text in next_words(report, index, options)]
     return facts
