@@ -1125,3 +1125,24 @@ def test_data_parallel_workers_without_a_number_are_ranks_by_pid():
         text += "Model loading took 15.0 GiB memory and 8 seconds\n"
     server = only(text)
     assert [(r.tp, r.pid) for r in server.ranks] == [(0, 92), (0, 94), (1, 91), (1, 93)]
+
+
+def test_a_parallel_size_of_nothing_is_unknown():
+    text = (
+        engine_line(tp=0)
+        + "(VllmWorker rank=1 pid=51) INFO 07-09 09:18:50 [x.py:1] Model loading took 4.8120 GiB and 3 s"
+    )
+    server = only(text)
+    assert server.config["tp_size"] is None
+    assert server.ranks[0].tp == 1
+
+
+def test_the_scheduler_at_a_crash_goes_with_the_failure():
+    text = START + POOL + TOKENS + "INFO:     Application startup complete.\n"
+    text += core(
+        "Dumping scheduler stats: SchedulerStats(num_running_reqs=7, num_waiting_reqs=2, step_counter=0, kv_cache_usage=0.5, "
+    )
+    text += core(OOM, level="ERROR", second=50)
+    (found,) = only(text).failures
+    assert found.phase == "serving"
+    assert (found.numbers["running_requests"], found.numbers["kv_usage"]) == (7, 0.5)

@@ -259,7 +259,7 @@ class ConfigFacts:
     def size(self, name: str) -> int | None:
         """A parallel size: the user's, else the engine's, else what a line about the workers' world says."""
         for value in (self.args.get(name), self.engine.get(name), self.command.get(name), self.lines.get(name)):
-            if (found := as_int(value)) is not None:
+            if (found := as_int(value)) is not None and found > 0:
                 return found
         return None
 

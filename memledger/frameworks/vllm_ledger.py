@@ -481,7 +481,7 @@ class _Builder:
             ("cpu_kv", "kv", "host/kv_cache", "the pool of a CPU build"),
         ):
             source = self.facts.event(rule)
-            if source is not None and (found := source.amount(field)) is not None:
+            if source is not None and (found := source.amount(field) or source.amount("mib")) is not None:
                 extra = self.context.pool_detail if rule == "cpu_kv" else {}
                 given = self.context.kv_bytes
                 if rule == "cpu_kv" and given is not None and abs(given - found.bytes) <= found.tolerance:

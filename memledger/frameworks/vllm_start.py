@@ -80,6 +80,7 @@ ENGINE_RULES: Final = frozenset(
 USAGE_RULES: Final = frozenset({"usage", "usage_sum", "usage_v0", "usage_early", "iteration", "preempted"})
 POOL_RULES: Final = frozenset({"kv_available", "kv_capacity", "blocks", "kv_bytes_given", "v0_split", "v0_profile"})
 MOST_FAILURES: Final = 50
+MOST_START_LINES: Final = 300
 
 _RULE_OF_TOKENS: Final = "how the token figure was computed"
 _ROCM: Final = re.compile(r"rocm|aiter|hip", re.IGNORECASE)
@@ -136,6 +137,24 @@ class UsageFacts(msgspec.Struct):
         )
 
 
+class StartLine(msgspec.Struct, frozen=True):
+    """What is kept of a line that starts something: enough to know it again (a restart loop has many)."""
+
+    id: str
+    digest: int
+    time: str | None
+    pid: int | None
+    dp: int | None
+    engine: str | None
+
+    @staticmethod
+    def of(event: Event) -> StartLine:
+        """The line of an event."""
+        prefix = event.prefix
+        engine = event.word("engine")
+        return StartLine(event.id, hash(event.message), prefix.time, prefix.pid, prefix.ranks.get("dp"), engine)
+
+
 class Start:
     """One start. `take` is fed its events in order; `server` gives the value so far."""
 
@@ -143,8 +162,8 @@ class Start:
         self.source = source
         self.pids: set[tuple[str | None, int | None]] = set()
         self.config = ConfigFacts()
-        self.engine_lines: list[Event] = []
-        self.front_lines: list[Event] = []
+        self.engine_lines: list[StartLine] = []
+        self.front_lines: list[StartLine] = []
         self.over = False
         self._version: str | None = None
         self._model: str | None = None
@@ -163,6 +182,7 @@ class Start:
         self._repeated: set[str] = set()
         self._device_name: str | None = None
         self._counted = 0
+        self._at_crash: dict[str, Any] = {}
         self._has_front = self._quoted = False
 
     # -- routing: which lines this start waits for
@@ -184,25 +204,20 @@ class Start:
         if self.engine_lines or self.front_lines or not self._times or event.prefix.time is None:
             return False
         first, now = self._times[0], event.prefix.time
-        self._quoted = self._quoted or (len(first) == len(now) and first > now)
+        # Of the same day: a yearless stamp also falls at New Year.
+        same_day = len(first) == len(now) and first.partition("T")[0] == now.partition("T")[0]
+        self._quoted = self._quoted or (same_day and first > now)
         return self._quoted
 
     def same_moment(self, event: Event) -> bool:
         """Whether a front-end line of the same process and second was read: a quoted excerpt and then the whole log."""
-        return (
-            any(
-                e.prefix.time == event.prefix.time and e.prefix.pid == event.prefix.pid and e.prefix.time is not None
-                for e in self.front_lines
-            )
-            and event.id != self.front_lines[-1].id
-        )
+        if event.prefix.time is None or not self.front_lines or event.id == self.front_lines[-1].id:
+            return False
+        return any(e.time == event.prefix.time and e.pid == event.prefix.pid for e in self.front_lines)
 
     def has_line(self, event: Event) -> bool:
         """Whether this very line was read before (an excerpt that quotes it twice)."""
-        return any(
-            e.message == event.message and e.prefix.time == event.prefix.time and e.prefix.pid == event.prefix.pid
-            for e in (*self.engine_lines, *self.front_lines)
-        )
+        return StartLine.of(event) in (*self.engine_lines, *self.front_lines)
 
     def model_agrees(self, event: Event) -> bool:
         """Whether an engine line names the model that this start's front end named."""
@@ -213,15 +228,13 @@ class Start:
         """Whether engine `dp` of a data-parallel server may still start here."""
         if not self.engine_lines:
             return not self._engines or dp not in self._engines or self._engines[dp].pid in (None, pid)
-        return all(
-            e.prefix.ranks.get("dp") not in (None, dp) or e.prefix.pid == pid for e in self.engine_lines
-        ) and all(e.prefix.ranks.get("dp") is not None for e in self.engine_lines)
+        return all(e.dp is not None and (e.dp != dp or e.pid == pid) for e in self.engine_lines)
 
     def waits_for_front_line(self, event: Event) -> bool:
         """Whether a version or argument line belongs to this start's front end rather than to a new one."""
         if self.engine_lines or self.over or self._ranks or any(e.id == event.id for e in self.front_lines):
             return False
-        pids = {e.prefix.pid for e in self.front_lines if e.prefix.pid is not None}
+        pids = {e.pid for e in self.front_lines if e.pid is not None}
         return not pids or event.prefix.pid is None or event.prefix.pid in pids
 
     @property
@@ -292,11 +305,11 @@ class Start:
             if rule == "banner_model" or event.word("model"):
                 self._model = self._model or event.word("model")
         if rule == "engine_config":
-            self.engine_lines.append(event)
+            _keep(self.engine_lines, event)
             self._engine_v0 = self._engine_v0 or event.word("engine") == "V0"
             self._phase = "start"
         elif rule in {"version", "non_default_args", "all_args"}:
-            self.front_lines.append(event)
+            _keep(self.front_lines, event)
         elif rule == "worker_ready":
             self._see_rank(event)
             if event.word("model") is not None:
@@ -311,6 +324,13 @@ class Start:
             self._stopped = self.over = True
         elif rule == "asleep":
             self._phase = "sleep" if event.word("what") == "fall asleep" else "serving"
+        elif rule == "crash_scheduler":
+            if event.count("running") is not None:
+                self._at_crash = {
+                    "running_requests": event.count("running"),
+                    "queued_requests": event.count("waiting"),
+                    "kv_usage": event.number("kv"),
+                }
         elif rule == "engine_died":
             self._take_death(event)
         elif rule == "device_name":
@@ -546,13 +566,20 @@ class Start:
             ranks=ranks,
             engines=engines,
             usage=self._usage(),
-            failures=tuple(self._failures),
+            failures=tuple(self._failure_values()),
             notes=tuple(dict.fromkeys(notes)),
         )
 
+    def _failure_values(self) -> list[Failure]:
+        """The failures; those while serving with what the scheduler held when it crashed."""
+        return [
+            msgspec.structs.replace(f, numbers={**self._at_crash, **f.numbers}) if f.phase == "serving" else f
+            for f in self._failures
+        ]
+
     def _started_at(self) -> str | None:
         """The first line's time, or (where an excerpt stands before the whole log) the first start line's."""
-        lines = [e.prefix.time for e in (*self.front_lines, *self.engine_lines) if e.prefix.time is not None]
+        lines = [e.time for e in (*self.front_lines, *self.engine_lines) if e.time is not None]
         if self._quoted and lines:
             return self._date(lines[0])
         return self._date(self._times[0]) if self._times else None
@@ -576,7 +603,7 @@ class Start:
         return self._engine_v0 or "VllmWorkerProcess" in names or self._has("v0_split") or self._has("v0_profile")
 
     def _is_v1(self) -> bool:
-        return any(e.word("engine") == "V1" for e in self.engine_lines)
+        return any(e.engine == "V1" for e in self.engine_lines)
 
     def _has(self, rule: str) -> bool:
         return any(rule in f.latest for f in self._ranks.values())
@@ -938,6 +965,12 @@ def _release(version: str | None) -> tuple[int, int] | None:
     if found is None or (found.group(1) == "0" and int(found.group(2)) < 4):
         return None
     return int(found.group(1)), int(found.group(2))
+
+
+def _keep(lines: list[StartLine], event: Event) -> None:
+    line = StartLine.of(event)
+    if line not in lines and len(lines) < MOST_START_LINES:
+        lines.append(line)
 
 
 def _same_line(a: Event, b: Event) -> bool:
