@@ -23,6 +23,7 @@ _KINDS: Final[dict[str, str]] = {
     "nvml_hides_oom": "cuda_oom",
     "host_alloc_failed": "host_memory",
     "host_failed": "host_memory",
+    "host_short": "host_memory_short",
     "state_no_memory": "state_pool_too_small",
     "state_pool_too_small": "state_pool_too_small",
     "checkpoint_failed": "state_pool_too_small",

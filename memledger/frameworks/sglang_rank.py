@@ -120,8 +120,6 @@ class RankBuilder:
         self.state_slots: int | None = None
         self.mla = False
         self.unified = False
-        self.virtual: list[Pool] = []
-        self.virtual_seen = False
         self.capturing: str | None = None
         self.capture_before: Amount | None = None
         self.captured = 0
@@ -313,9 +311,8 @@ class RankBuilder:
         self.group.append(_pool(event))
 
     def virtual_pool(self, event: Event) -> None:
-        """Addresses only: kept for the split of the real pool."""
-        self.virtual_seen = True
-        self.virtual.append(_pool(event))
+        """Addresses only: no bytes, but the count stands until the real pool is sized."""
+        self.kv_tokens = event.count("tokens") or self.kv_tokens
 
     def swa_sum(self, event: Event) -> None:
         """The sum line says which of the two pools before it is the sliding-window one."""
@@ -473,7 +470,6 @@ class RankBuilder:
         """The pool as really backed after capture: replaces what was only a reservation of addresses."""
         self._close_group()
         kv, draft = event.amount("kv"), event.word("draft") is not None
-        early = [i for i in self.items if i.account in {"kv_cache/k", "kv_cache/v"}]
         if draft:
             self.items = [i for i in self.items if i.account != "kv_cache/draft"]
             self.add("kv_cache/draft", kv, event, "final", tokens=event.count("tokens"))
@@ -483,24 +479,9 @@ class RankBuilder:
             ]
             self.kv_tokens = event.count("tokens") or self.kv_tokens
             self.kv_dtype = event.word("dtype") or self.kv_dtype
-            self._backed_pool(kv, early, event)
+            self.add("kv_cache/pool", kv, event, "final", tokens=event.count("tokens"))
         if (free := event.amount("avail")) is not None:
             self.read("final", free, event.evidence)
-
-    def _backed_pool(self, kv: Amount | None, early: list[Item], event: Event) -> None:
-        """K and V share the printed size as they shared the reservation; one figure where the log shows no single pair."""
-        pairs = [(p.k, p.v) for p in self.virtual] or [
-            (i.amount, j.amount) for i, j in zip(early[::2], early[1::2], strict=False)
-        ]
-        k, v = pairs[0] if len(pairs) == 1 else (None, None)
-        if kv is None or k is None or v is None or k.bytes + v.bytes <= 0:
-            self.add("kv_cache/pool", kv, event, "final", tokens=event.count("tokens"))
-            return
-        keys = kv.bytes * k.bytes // (k.bytes + v.bytes)
-        formula = "the printed size, split as the reservation's K and V"
-        for account, part in (("kv_cache/k", keys), ("kv_cache/v", kv.bytes - keys)):
-            share = Amount(part, kv.tolerance // 2 + 1)
-            self.add(account, share, event, "final", basis="derived", formula=formula, tokens=event.count("tokens"))
 
     # ------------------------------------------------------------------ graphs
 
