@@ -179,8 +179,8 @@ class TestFailure:
             (
                 "free_memory_too_small",
                 {"free_bytes": 20 * GIB, "total_bytes": 80 * GIB, "requested_bytes": 72 * GIB, "memory_fraction": 0.9},
-                "At the start 20.0 GiB of 80.0 GiB were free, less than the 72.0 GiB asked for (--gpu-memory-utilization 0.9): "
-                "60.0 GiB were in use by others or by this process's own context.",
+                "At the start 20.00 of 80.00 GiB were free, less than the 72.00 GiB asked for (--gpu-memory-utilization 0.9): "
+                "60.00 GiB were in use by others or by this process's own context.",
             ),
             (
                 "weights_leave_no_kv",

@@ -22,7 +22,7 @@ from memledger.ledger import (
     Usage,
     entry,
 )
-from memledger.report.text import Style, render
+from memledger.report.text import Style, line_numbers, render
 from memledger.report.view import Options, choose_servers, label_range, model_name, number_ranges
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
@@ -222,6 +222,28 @@ class TestFacts:
     def test_evidence_prints_the_lines(self):
         assert "line 88: text of line 88" in text(hybrid(), options=Options(evidence=True))
         assert "line 88: text" not in text(hybrid())
+
+
+class TestSeveralInputs:
+    def test_a_line_number_names_its_input(self):
+        base = dense_rank()
+        moved = tuple(
+            msgspec.structs.replace(e, evidence=tuple(Evidence(1, x.line, x.text) for x in e.evidence))
+            for e in base.entries
+        )
+        server = dense(ranks=(msgspec.structs.replace(base, entries=moved),), span=(Span(0, 1, 9), Span(1, 1, 90)))
+        output = text(server, paths=("node0.log", "node1.log"), options=Options(evidence=True))
+        assert re.search(r"^weights .* logged +2:20$", output, re.MULTILINE)
+        assert "inputs     1 node0.log, 2 node1.log" in output
+        assert "node1.log:20: text of line 20" in output
+
+    def test_ranges_of_lines(self):
+        lines = [Evidence(0, i, "") for i in (88, 71, 74)]
+        assert line_numbers(lines, many=False) == "71..88"
+        assert line_numbers(lines, many=True) == "1:71..88"
+        assert line_numbers([*lines, Evidence(1, 3, "")], many=True) == "1:71..2:3"
+        assert line_numbers(lines[:2], many=False) == "71,88"
+        assert line_numbers([], many=True) == ""
 
 
 class TestStarts:

@@ -179,12 +179,12 @@ def _free_memory_too_small(numbers: dict[str, Any]) -> str | None:
     )
     if not isinstance(free, int) or not isinstance(whole, int):
         return None
-    text = f"At the start {n.gib_about(free)} of {n.gib_about(whole)} were free"
+    text = f"At the start {n.gib(free)} of {n.gib(whole)} GiB were free"
     if isinstance(asked, int):
-        text += f", less than the {n.gib_about(asked)} asked for"
+        text += f", less than the {n.gib(asked)} GiB asked for"
         if isinstance(fraction, (int, float)):
             text += f" (--gpu-memory-utilization {fraction:g})"
-    return f"{text}: {n.gib_about(whole - free)} were in use by others or by this process's own context."
+    return f"{text}: {n.gib(whole - free)} GiB were in use by others or by this process's own context."
 
 
 def _weights_leave_no_kv(numbers: dict[str, Any]) -> str | None:

@@ -48,7 +48,7 @@ def _server(view: View, report: Report) -> list[str]:
     for cause in view.cause:
         code = f" `{cause.code}`" if cause.code else ""
         blocks.append(f"**{escape(cause.text)}**{code}")
-    blocks += [_table(table) for table in view.tables]
+    blocks += [_table(table, len(report.inputs) > 1) for table in view.tables]
     if view.more_ranks:
         blocks.append(_details("More ranks", _code(view.more_ranks)))
     facts = [(name, text) for name, text in view.facts if name != "next"]
@@ -64,17 +64,17 @@ def _inputs(report: Report) -> str:
     return ", ".join(clean(item.path, 80) for item in report.inputs[:4]) + (" ..." if len(report.inputs) > 4 else "")
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, many: bool) -> str:
     from tabulate import tabulate
 
     head = [escape(table.title), "GiB", "share", "basis", "line", "note"]
-    rows = [_cells(row) for row in table.rows]
+    rows = [_cells(row, many) for row in table.rows]
     align = ["left", "right", "right", "left", "right", "left"]
     text = tabulate(rows, headers=head, tablefmt="pipe", colalign=align, disable_numparse=True)
     return "\n".join([text, *(f"\n{escape(remark)}" for remark in table.remarks)])
 
 
-def _cells(row: Row) -> Sequence[str]:
+def _cells(row: Row, many: bool) -> Sequence[str]:
     strong = row.kind in {"opening", "total"} or row.kind == "unexplained"
     label = f"**{escape(row.label)}**" if strong else escape(row.label)
     basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
@@ -85,7 +85,7 @@ def _cells(row: Row) -> Sequence[str]:
         size.replace("<", "&lt;").replace(">", "&gt;"),
         share,
         basis.replace("<", "&lt;"),
-        line_numbers(row.lines),
+        line_numbers(row.lines, many),
         escape(row.note),
     )
 

@@ -63,7 +63,7 @@ def _server(view: View, report: Report, style: Style) -> list[str]:
     for cause in view.cause:
         lines += ["", *_cause(cause, style)]
     for table in view.tables:
-        lines += ["", *_table(table, style)]
+        lines += ["", *_table(table, style, many=len(report.inputs) > 1)]
     if view.more_ranks:
         lines += ["", *(_shorten(line, style.width) for line in view.more_ranks)]
     if view.facts:
@@ -109,12 +109,12 @@ def _fact(name: str, text: str, style: Style) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def _table(table: Table, style: Style) -> list[str]:
+def _table(table: Table, style: Style, *, many: bool) -> list[str]:
     title_apart = len(table.title) > max(16, *(len(row.label) for row in table.rows))
-    lines = [_paint(table.title, "bold", style)] if title_apart else []
+    lines = [_paint(line, "bold", style) for line in _indented(table.title, style, 0)] if title_apart else []
     cells = [
         ["" if title_apart else table.title, "GiB", "share", "basis", "line"],
-        *(_cells(row, style) for row in table.rows),
+        *(_cells(row, style, many) for row in table.rows),
     ]
     widths = [
         max(len(cell[i]) for cell in cells) if i < 2 or any(cell[i] for cell in cells[1:]) else 0 for i in range(5)
@@ -159,20 +159,22 @@ def _bar_width(rest: int, longest_note: int) -> int:
     return max(6, min(24, rest - 2 - longest_note))
 
 
-def _cells(row: Row, style: Style) -> list[str]:
+def _cells(row: Row, style: Style, many: bool) -> list[str]:
     basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
     share = "" if row.share is None else f"{row.share * 100:.1f}%"
     size = "?" if row.bytes is None else n.signed_or_zero(row.bytes) if row.kind == "unexplained" else n.gib(row.bytes)
     share = "0.0%" if share == "-0.0%" else share
-    return [row.label, size, share, basis if style.unicode else basis.translate(_ASCII), line_numbers(row.lines)]
+    return [row.label, size, share, basis if style.unicode else basis.translate(_ASCII), line_numbers(row.lines, many)]
 
 
-def line_numbers(evidence: Sequence[Evidence]) -> str:
-    """`71`, `71,74`, or `71..88` for more: where the figures stand."""
-    numbers = sorted({e.line for e in evidence})
-    if len(numbers) <= 2:
-        return ",".join(str(number) for number in numbers)
-    return f"{numbers[0]}..{numbers[-1]}"
+def line_numbers(evidence: Sequence[Evidence], many: bool) -> str:
+    """`71`, `71,74`, or `71..88` for more: where the figures stand; with several inputs `2:71`, the input's number first."""
+    places = sorted({(e.input, e.line) for e in evidence})
+    words = [f"{at + 1}:{line}" if many else str(line) for at, line in places]
+    if len(words) <= 2:
+        return ",".join(words)
+    last = str(places[-1][1]) if places[0][0] == places[-1][0] else words[-1]
+    return f"{words[0]}..{last}"
 
 
 def _draw(row: Row, top: float, width: int, style: Style) -> str:

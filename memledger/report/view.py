@@ -786,6 +786,9 @@ def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]
     facts += [("note", clean(text, 300)) for text in server.notes]
     seen = {span.input for span in server.span}
     facts += [("note", clean(text, 300)) for i, item in enumerate(report.inputs) if i in seen for text in item.notes]
+    if len(report.inputs) > 1:
+        named = [f"{i + 1} {clean(item.path, 120)}" for i, item in enumerate(report.inputs) if i in seen]
+        facts.append(("inputs", ", ".join(named[:8]) + (" ..." if len(named) > 8 else "")))
     facts += _unread(report, options)
     facts += [("next", text) for text in next_words(report, index, options)]
     return facts
