@@ -450,9 +450,11 @@ class TestRecurrentState:
 
     def test_raised_slots_are_what_the_pool_prints(self):
         line = "mamba_size (40) is less than decode side's max_slots_needed (96 = 96 reqs * 1 slots/req), raising effective_mamba_size to 96"
-        found = rank(log(*WEIGHTS, line, self.MAMBA.replace("48", "96"), *POOLS))
+        raised = server(log(*WEIGHTS, line, self.MAMBA.replace("48", "96"), *POOLS))
+        found = raised.ranks[0]
         assert found.capacity.state_slots == 96
         assert size(found, "recurrent_state/ssm") == 2.58
+        assert any("from 40 to 96" in note for note in raised.notes)
 
     def test_mamba_num_counts_slots_not_requests(self):
         usage = server(

@@ -311,8 +311,9 @@ class RankBuilder:
         self.group.append(_pool(event))
 
     def virtual_pool(self, event: Event) -> None:
-        """Addresses only: no bytes, but the count stands until the real pool is sized."""
-        self.kv_tokens = event.count("tokens") or self.kv_tokens
+        """Addresses only: neither bytes nor the token count is what the pool will have."""
+        if (note := "the first KV pool line reserves addresses, not memory") not in self.notes:
+            self.notes.append(note)
 
     def swa_sum(self, event: Event) -> None:
         """The sum line says which of the two pools before it is the sliding-window one."""

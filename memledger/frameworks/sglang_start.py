@@ -279,6 +279,13 @@ class StartBuilder:
                 f"the main process may hold up to {size.bytes // 2**20} MiB for multimodal features on the base GPU: another process, not in this ledger"
             )
 
+    def _on_state_raised(self, event: Event) -> None:
+        before, after = event.count("before"), event.count("slots")
+        if before is not None and after is not None and after > before:
+            self.note(
+                f"state slots raised from {before} to {after} after the KV budget was computed: that memory is outside the budget"
+            )
+
     def _on_graph_vit(self, event: Event) -> None:
         self.note("vision graphs are captured while serving, after the last free-memory reading")
 
