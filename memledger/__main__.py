@@ -7,6 +7,11 @@ import sys
 
 def main() -> None:
     """Run the command line."""
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        from memledger import __version__
+
+        print(f"memledger {__version__}")
+        return
     from memledger.cli.app import run
 
     sys.exit(run())

@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from memledger import __version__
+from memledger.cache import cached, key_of
 from memledger.units import UNIT_BYTES, Amount, parse_amount
 
 if sys.version_info >= (3, 11):
@@ -215,8 +217,22 @@ def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
     Raises:
         GrammarError: see `read_rule_file`.
     """
-    bundled = sorted(p for p in parsers_folder().glob("*.toml") if p.name != PREFIX_FILE)
-    return RuleSet(rule for path in (*extra, *bundled) for rule in read_rule_file(path).rule)
+    own = [rule for path in extra for rule in read_rule_file(path).rule]
+    return RuleSet((*own, *_bundled_rules()))
+
+
+def _bundled_rules() -> tuple[Rule, ...]:
+    """The rules of the bundled files, in name order. Reading TOML takes longer than a short log: the result is kept."""
+    files = sorted(p for p in parsers_folder().glob("*.toml") if p.name != PREFIX_FILE)
+
+    def read() -> bytes:
+        return msgspec.msgpack.encode([rule for path in files for rule in read_rule_file(path).rule])
+
+    key = key_of(__version__, *(part for path in files for part in (path.name, path.read_bytes())))
+    try:
+        return msgspec.msgpack.decode(cached("rules", key, read), type=tuple[Rule, ...])
+    except msgspec.DecodeError:
+        return msgspec.msgpack.decode(read(), type=tuple[Rule, ...])
 
 
 def expectation_matches(expected: Any, got: Value, kind: str) -> bool:

@@ -6,9 +6,12 @@ lines that hold any of them. Both report the same lines with the same literals.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
+
+from memledger.cache import cached, key_of
 
 Hits = list[tuple[int, int]]
 """(index of the literal, offset of its end in the block), in order of the offsets; every literal of a line is reported."""
@@ -48,28 +51,16 @@ class HyperscanPrefilter:
 
     name = "hyperscan"
 
-    def __init__(self, literals: Sequence[bytes], database: bytes | None = None) -> None:
+    def __init__(self, literals: Sequence[bytes]) -> None:
         import hyperscan
 
-        self._database: Any = None
-        if database is not None:
-            try:
-                self._database = hyperscan.loadb(database, hyperscan.HS_MODE_BLOCK)
-                self._database.scratch = hyperscan.Scratch(self._database)
-            except Exception:  # a database of another version or machine: compile again
-                self._database = None
-        if self._database is None:
-            self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-            count = len(literals)
-            self._database.compile(
-                expressions=list(literals), ids=list(range(count)), elements=count, flags=[0] * count, literal=True
-            )
-
-    def dump(self) -> bytes:
-        """The compiled literals, for the cache."""
-        import hyperscan
-
-        return bytes(hyperscan.dumpb(self._database))
+        key = key_of(str(getattr(hyperscan, "__version__", "")), os.uname().machine, *literals)
+        compiled = cached("literals", key, lambda: _compiled(literals))
+        try:
+            self._database = _loaded(compiled)
+        except hyperscan.HyperscanError:
+            # Made on another kind of processor (a home folder shared between machines).
+            self._database = _loaded(_compiled(literals))
 
     def scan(self, block: bytes) -> Hits:
         """The literals of the block."""
@@ -81,6 +72,30 @@ class HyperscanPrefilter:
 
         self._database.scan(block, match_event_handler=found)
         return hits
+
+
+def _compiled(literals: Sequence[bytes]) -> bytes:
+    import hyperscan
+
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    count = len(literals)
+    database.compile(
+        expressions=list(literals), ids=list(range(count)), elements=count, flags=[0] * count, literal=True
+    )
+    return bytes(hyperscan.dumpb(database))
+
+
+def _loaded(compiled: bytes) -> Any:
+    import hyperscan
+
+    database = hyperscan.loadb(compiled, hyperscan.HS_MODE_BLOCK)
+    database.scratch = hyperscan.Scratch(database)
+    database.scan(b"", match_event_handler=_ignore)  # fails at once where the database is another machine's
+    return database
+
+
+def _ignore(_literal: int, _start: int, _end: int, _flags: int, _context: object) -> None:
+    """A literal that nobody asked for."""
 
 
 class PythonPrefilter:

@@ -21,14 +21,11 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from memledger import __version__
+from memledger.cache import cached, key_of
 from memledger.events import Prefix
 from memledger.grammar import PREFIX_FILE, GrammarError, parsers_folder
 from memledger.sanitize import strip_terminal
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Layer = Literal["wrapper", "engine", "custom", "field"]
 
@@ -112,11 +109,22 @@ class Record(NamedTuple):
 def prefix_rules() -> tuple[PrefixRule, ...]:
     """The prefix styles of `parsers/prefixes.toml`."""
     path = parsers_folder() / PREFIX_FILE
-    with Path(path).open("rb") as stream:
-        raw = tomllib.load(stream)
+    text = path.read_bytes()
+    kept = cached("prefixes", key_of(__version__, text), lambda: msgspec.msgpack.encode(_read_prefixes(path, text)))
     try:
-        return tuple(msgspec.convert(raw["prefix"], list[PrefixRule]))
-    except (KeyError, msgspec.ValidationError) as error:
+        return msgspec.msgpack.decode(kept, type=tuple[PrefixRule, ...])
+    except msgspec.DecodeError:
+        return _read_prefixes(path, text)
+
+
+def _read_prefixes(path: Path, text: bytes) -> tuple[PrefixRule, ...]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tuple(msgspec.convert(tomllib.loads(text.decode())["prefix"], list[PrefixRule]))
+    except (KeyError, ValueError, msgspec.ValidationError) as error:
         raise GrammarError(f"{path}: {error}") from error
 
 

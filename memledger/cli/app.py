@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from collections.abc import Sequence
@@ -61,6 +60,8 @@ class LazyGroup(click.Group):
 
 
 def _not_a_command(name: str, args: Sequence[str]) -> str:
+    import difflib
+
     from memledger.sanitize import clean
 
     shown = clean(name.encode("utf-8", "replace").decode())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import bz2
 import itertools
-import lzma
-import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Final, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, cast
+
+if TYPE_CHECKING:
+    import bz2
+    import lzma
 
 Compression = Literal["gzip", "xz", "zstd", "bzip2"]
 
@@ -26,6 +27,10 @@ _MAGIC: Final[tuple[tuple[bytes, Compression], ...]] = (
 )
 
 
+class DamagedError(Exception):
+    """Bytes that can't be decompressed."""
+
+
 def compression_of(head: bytes) -> Compression | None:
     """How bytes that start like `head` are compressed; None where they are not."""
     return next((how for magic, how in _MAGIC if head.startswith(magic)), None)
@@ -41,7 +46,7 @@ def decompressed(how: Compression, blocks: Iterator[bytes], note: Callable[[str]
             yield block
     except EOFError:
         note(f"the {how} data ends too early; what could be read of it ({done:,} bytes) is reported.")
-    except (zlib.error, lzma.LZMAError, OSError, ValueError) as error:
+    except DamagedError as error:
         note(f"the {how} data is damaged after {done:,} bytes ({error}); what could be read of it is reported.")
 
 
@@ -59,10 +64,7 @@ def _streams(how: Compression, blocks: Iterator[bytes]) -> Iterator[bytes]:
                     break
                 current = _new(how)
                 started = False
-            try:
-                out = current.decompress(data, STEP_BYTES)
-            except OSError as error:
-                raise ValueError(str(error)) from error
+            out = _step(current, data)
             started = True
             data = current.unused_data if current.eof else b""
             if out:
@@ -73,11 +75,23 @@ def _streams(how: Compression, blocks: Iterator[bytes]) -> Iterator[bytes]:
         raise EOFError
 
 
+def _step(current: _Zlib | lzma.LZMADecompressor | bz2.BZ2Decompressor, data: bytes) -> bytes:
+    try:
+        return current.decompress(data, STEP_BYTES)
+    except Exception as error:
+        # zlib.error, lzma.LZMAError, OSError (bz2), MemoryError: all say that these bytes can't be decompressed.
+        raise DamagedError(str(error)) from error
+
+
 def _new(how: Compression) -> _Zlib | lzma.LZMADecompressor | bz2.BZ2Decompressor:
     if how == "gzip":
         return _Zlib()
     if how == "xz":
+        import lzma
+
         return lzma.LZMADecompressor(memlimit=MEMORY_BYTES)
+    import bz2
+
     return bz2.BZ2Decompressor()
 
 
@@ -85,13 +99,15 @@ class _Zlib:
     """zlib's decompressor with the interface of the other two."""
 
     def __init__(self) -> None:
-        self._inner = zlib.decompressobj(wbits=31)
+        import zlib
+
+        self._inner: Any = zlib.decompressobj(wbits=31)
         self.eof = False
         self.needs_input = True
         self.unused_data = b""
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
-        out = self._inner.decompress(self._inner.unconsumed_tail + data, max(max_length, 0))
+        out: bytes = self._inner.decompress(self._inner.unconsumed_tail + data, max(max_length, 0))
         self.eof = self._inner.eof
         self.unused_data = self._inner.unused_data
         self.needs_input = not self._inner.unconsumed_tail and len(out) < max_length
@@ -117,7 +133,7 @@ def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         if held:
             yield held
-        raise ValueError(str(error)) from error
+        raise DamagedError(str(error)) from error
     if held != _END:
         if held:
             yield held

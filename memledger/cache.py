@@ -1,0 +1,119 @@
+"""What takes long to prepare and is always the same (parsed rule files, compiled literals), kept between starts.
+
+The cache is a convenience: it is keyed by the content that it was made from, never trusted if somebody else could have
+written it, and left alone where it can't be written. `MEMLEDGER_CACHE` names another folder; empty switches it off.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+MOST_FILES: Final = 16
+_DIGEST_BYTES: Final = 20
+_GROUP_OR_WORLD_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def key_of(*parts: bytes | str) -> str:
+    """A name for content: the same for the same parts."""
+    digest = _blake2b()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return str(digest.hexdigest())
+
+
+def _blake2b() -> Any:
+    # `hashlib` loads OpenSSL: 3 ms of every start for a digest that Python has built in.
+    try:
+        from _blake2 import blake2b
+    except ImportError:
+        from hashlib import blake2b
+    return blake2b(digest_size=_DIGEST_BYTES)
+
+
+def _digest(content: bytes) -> bytes:
+    digest = _blake2b()
+    digest.update(content)
+    return bytes(digest.digest())
+
+
+def cached(kind: str, key: str, make: Callable[[], bytes]) -> bytes:
+    """What `make` gives, from the cache where an earlier start left it there."""
+    folder = _folder()
+    if folder is None:
+        return make()
+    path = folder / f"{kind}-{key}"
+    found = _read(path)
+    if found is not None:
+        return found
+    made = make()
+    _write(folder, path, made)
+    return made
+
+
+def _folder() -> Path | None:
+    named = os.environ.get("MEMLEDGER_CACHE")
+    if named is not None:
+        return Path(named) if named else None
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.environ.get("HOME", "")
+    folder = Path(base) if base else Path(home, ".cache")
+    return folder / "memledger" if folder.is_absolute() else None
+
+
+def _read(path: Path) -> bytes | None:
+    """The file's content, if it is whole and only we can have written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        folder = path.parent.lstat()
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or not _is_ours(status)
+            or not stat.S_ISDIR(folder.st_mode)
+            or not _is_ours(folder)
+        ):
+            return None
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            data = stream.read()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return content if _digest(content) == digest else None
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & _GROUP_OR_WORLD_WRITABLE
+
+
+def _write(folder: Path, path: Path, content: bytes) -> None:
+    """Leave the content for the next start; nothing is said where that can't be done."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(folder.lstat()):
+            return
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(_digest(content) + content)
+        unfinished.replace(path)
+        _forget_old(folder.iterdir())
+    except OSError:
+        return
+
+
+def _forget_old(files: Iterable[Path]) -> None:
+    """Keep the newest files only: each version of the program and each rule file of the user's leaves one."""
+    dated = sorted(((f.lstat().st_mtime, f) for f in files), reverse=True)
+    for _, file in dated[MOST_FILES:]:
+        file.unlink()
