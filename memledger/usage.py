@@ -16,8 +16,12 @@ from memledger.events import Event
 from memledger.grammar import compile_pattern
 
 DIGITS: Final = b"0123456789"
-COUNTERS: Final = frozenset({"preemptions", "requests", "retracted", "retractions", "total"})
+COUNTERS: Final = frozenset(
+    {"preemptions", "requests", "retracted", "retractions", "total", "context_requests", "generation_requests"}
+)
 """Fields that a reader adds up (or that tell of an event of its own): every line where one is not zero is read."""
+LABELS: Final = frozenset({"engine"})
+"""Fields that say whose line it is: maxima are kept for each."""
 
 _SEPARATOR: Final = b"\x01"
 _NUMBERS_ONLY: Final = bytes(c if c in b"0123456789." or c == 1 else 32 for c in range(256))
@@ -65,6 +69,7 @@ def learn(line: bytes, event: Event) -> Columns | None:
     numbers = {m.start(): (i, m.end()) for i, m in enumerate(_NUMBER.finditer(line))}
     values: list[int] = []
     counters: list[int] = []
+    whose: list[int] = []
     for name, kind in event.rule.fields.items():
         if found.group(name) is None:
             continue
@@ -76,10 +81,10 @@ def learn(line: bytes, event: Event) -> Columns | None:
         index, stop = numbers.get(at + start, (-1, -1))
         if index < 0 or stop != at + end or kind.endswith("*") or found.group(name).count(".") > 1:
             return None
-        (counters if name in COUNTERS else values).append(index)
+        (whose if name in LABELS else counters if name in COUNTERS else values).append(index)
     times = [m.span() for m in _NOT_A_LABEL.finditer(line, 0, at)]
     labels = tuple(i for s, (i, _) in numbers.items() if s < at and not any(a <= s < b for a, b in times))
-    return Columns(len(numbers), labels, tuple(values), tuple(counters))
+    return Columns(len(numbers), (*labels, *whose), tuple(values), tuple(counters))
 
 
 class UsageLines:

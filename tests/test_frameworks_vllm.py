@@ -1146,3 +1146,23 @@ def test_the_scheduler_at_a_crash_goes_with_the_failure():
     (found,) = only(text).failures
     assert found.phase == "serving"
     assert (found.numbers["running_requests"], found.numbers["kv_usage"]) == (7, 0.5)
+
+
+def test_each_engine_keeps_its_own_peaks():
+    text = START
+    for engine, running in ((0, 3), (1, 7), (0, 5), (1, 2), (0, 4)):
+        text += usage(f"Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%", f"Engine {engine:03d}: ")
+    server = only(text)
+    assert [e.usage.peak_running_requests for e in server.engines] == [5, 7]
+    assert server.usage.peak_running_requests == 7
+
+
+def test_an_iteration_runs_its_prefills_and_its_decodes():
+    text = START
+    for context, generation in ((1, 6), (4, 4), (6, 1)):
+        text += front(
+            f"Engine 000: Iteration(12): {context} context requests, 512 context tokens, {generation} generation requests, "
+            f"{generation} generation tokens, iteration elapsed time: 21.50 ms, GPU KV cache usage: 3.1%",
+            second=59,
+        )
+    assert only(text).usage.peak_running_requests == 8

@@ -55,6 +55,7 @@ _FAMILIES: Final = {
     "rocm_aiter_fa": "aiter",
     "rocm_attn": "rocm",
     "rocm_flash": "rocm",
+    "rocmflashattention": "rocm",
     "cpu_attn": "cpu",
 }
 """Backend names that are not their family's name already (lower case)."""
@@ -214,6 +215,17 @@ class ConfigFacts:
 
     def _moe_backend(self, event: Event) -> None:
         self._backend("moe_backend", event.word("backend") or "")
+
+    def _allreduce_backend(self, event: Event) -> None:
+        found = event.word("fusion") or event.word("auto")
+        if found is not None:
+            self._backend("allreduce_fusion", found)
+
+    def _block_size(self, event: Event) -> None:
+        names = (event.word("backend") or "").split("/")
+        window = next((n for n in names if "SWA" in n), None)
+        if window is not None:
+            self._backend("sliding_window_backend", window)
 
     def _sampling_backend(self, event: Event) -> None:
         self._backend("sampling_backend", "flashinfer" if event.word("flashinfer") else "pytorch")
@@ -401,8 +413,13 @@ class ConfigFacts:
             if key == "attention" or key.startswith("trtllm_") or key == "replay":
                 continue
             out[key] = self._plain_value(value) if key != "moe_backend" else value.replace("'", "").lower()
-        if "replay" in raw and "state_backend" in out:
-            out["state_backend"] += "+replay"
+        if "replay" in raw:
+            out["state_checkpoint"] = "replay"
+            if "state_backend" in out:
+                out["state_backend"] += "+replay"
+        if self.speculative and "attention_backend_decode" in out:
+            # A draft's tokens are verified by the decode kernels.
+            out["attention_backend_verify"] = out["attention_backend_decode"]
         out["backends_as_printed"] = dict(raw) or None
         return {k: v for k, v in out.items() if v is not None}
 

@@ -443,6 +443,7 @@ class Start:
                 engine.attention_block = attention
             else:
                 engine.kernel_block = event.count("kernel")
+                self.config.take(event)
         elif rule in {"graph_cap_blocks", "state_exact"}:
             engine.blocks_exact = event.count("blocks") or event.count("none")
         elif rule == "active_seqs":
@@ -497,7 +498,7 @@ class Start:
             return
         running = event.count("running")
         if event.id == "iteration":
-            running = (event.count("context") or 0) + (event.count("generation") or 0)
+            running = (event.count("context_requests") or 0) + (event.count("generation_requests") or 0)
         facts.add(running, event.count("waiting"), event.number("kv"))
         if (again := event.count("preemptions")) is not None:
             facts.preemptions = (facts.preemptions or 0) + again
