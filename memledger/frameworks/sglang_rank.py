@@ -664,6 +664,8 @@ class RankBuilder:
         if opening is None:
             reason = "the reading before loading is not in the log" if readings else None
             return self._late_stages(items, readings), close(None, None, entries, open_reason=reason)
+        if not readings:
+            return (), close(None, None, entries, open_reason="only one free-memory reading is in the log")
         late = self._after_last_reading(items)
         if late:
             counted = [self._entry(i, readings) for i in items if i not in late and not i.account.startswith("host/")]
@@ -705,8 +707,6 @@ class RankBuilder:
     def _open_reason(self, readings: list[Reading]) -> str | None:
         if self.by_subtraction:
             return self.by_subtraction[0]
-        if not readings:
-            return "only one free-memory reading is in the log"
         if not any(r.stage not in {"init", "weights", "draft_weights"} for r in readings):
             return "the log holds no free-memory reading after the pools"
         return None
