@@ -2,40 +2,102 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
 SHOWN_LENGTH: Final = 400
 """Evidence is cut to this many characters; the line number leads to the rest."""
 
-_ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-# Control characters, bidirectional overrides, zero-width characters and lone surrogates change how text looks without showing.
-_HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-_SECRET_NAME: Final = r"(?:[\w-]*(?:api[_-]?key|apikey|token|secret|passw(?:or)?d|authorization|credential|access[_-]?key|private[_-]?key)s?)"
-_NOT_SECRET_NAME: Final = r"(?![\w-]*(?:tokens\b|max_tokens|num_tokens|tokenizer|token_(?:usage|ids?|type|to)|skip_tokenizer|token[_-]?ratio))"
-_SECRETS: Final = (
-    re.compile(rf"""(?i)(?P<keep>(?:--|\b|['"])(?:{_NOT_SECRET_NAME}){_SECRET_NAME}['"]?\s*(?:[=:]|\s)\s*['"]?(?:bearer\s+)?)(?P<value>(?!None\b|null\b|True\b|False\b|\*\*\*)[^\s'",;)}}\]]{{6,}})"""),
-    re.compile(r"(?i)(?P<keep>\bbearer\s+)(?P<value>[A-Za-z0-9._~+/=-]{8,})"),
-    re.compile(r"(?P<keep>\b)(?P<value>(?:sk|hf|ghp|gho|glpat|xox[abp]|nvapi)[-_][A-Za-z0-9_-]{10,}|AKIA[0-9A-Z]{16})"),
-    re.compile(r"(?P<keep>\w+://[^/\s:@]+:)(?P<value>[^@\s/]+)(?=@)"),
+MASK: Final = "***"
+
+_ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
+# Control characters, bidirectional overrides, zero-width and invisible characters, lone surrogates: they change how text
+# looks, or what it says, without showing.
+_HIDDEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
+
+# Words without which nothing is a secret: looked for first, because most lines hold none of them.
+_HINTS: Final = (
+    "key", "token", "secret", "passw", "passphrase", "credential", "authorization", "bearer", "://", "signature", "sig=",
+    "sk-", "hf_", "gh", "github", "glpat", "xox", "nvapi", "akia", "asia", "aiza", "eyj", "private",
+)  # fmt: skip
+
+# Names whose value is a secret. `token` alone is one; of its compounds only those that name whose token it is: engines
+# print `#token: 12`, `eos_token='</s>'`, `max_total_num_tokens=9`.
+_NAMES: Final = r"""
+    (?:[\w-]*[_-])?(?:
+        api[_-]?keys? | (?:access|private|encryption|signing|account|shared|master|ssh|secret|service)[_-]?keys? | access[_-]?key[_-]?id
+      | passw(?:or)?ds? | passphrase | credentials? | client[_-]?secret | secrets? | secret[_-]?access[_-]?key
+      | (?:hf|hugging[_-]?face(?:[_-]?hub)?|hub|auth|access|refresh|id|api|session|git(?:hub|lab)|wandb|modelscope|security|private|secret
+          |admin|user|jwt|oauth2?|bot|slack|service|client|personal|deploy|registry|bearer|csrf)[_-]?tokens?
+    )
+  | (?:proxy-)?authorization | x-amz-(?:signature|credential|security-token) | x-api-key | signature | (?<=[?&])sig
+"""
+_VALUE: Final = r"""
+    (?P<value>
+        (?:(?:bearer|basic|token)\s+)?(?:
+            \\*"(?:[^"\\]|\\(?!"))*(?:\\?"|$) | \\*'(?:[^'\\]|\\(?!'))*(?:\\?'|$) | \[[^\]]*(?:\]|$) | [^\s,;&)}\]'"\\]+
+        )
+    )
+"""
+_NO_SECRET: Final = r"""(?!\\*["']?(?:None|null|true|false|\*\*\*|\[\]|<redacted>|xxxx+)(?![\w-]))"""
+_WORDS: Final = r"""(?<![\w#])"""
+
+
+@functools.lru_cache(maxsize=1)
+def _secrets() -> tuple[re.Pattern[str], ...]:
+    flags = re.IGNORECASE | re.VERBOSE
+    return (
+        # --api-key VALUE, --api-key=VALUE
+        re.compile(rf"(?P<keep>(?<!\w)--?(?:{_NAMES}|token)(?:=|\s+))(?!--){_NO_SECRET}{_VALUE}", flags),
+        # NAME=VALUE, NAME: VALUE, "name": "value", 'name': ['value']
+        re.compile(rf"""(?P<keep>{_WORDS}(?:{_NAMES})\\*["']?\s*[=:]\s*){_NO_SECRET}{_VALUE}""", flags),
+        # token=VALUE: a number is a count
+        re.compile(
+            rf"""(?P<keep>(?<![\w#-])(?<!full[ ])(?<!swa[ ])(?<!gpu[ ])(?<!cpu[ ])token\\*["']?\s*[=:]\s*){_NO_SECRET}(?!-?[\d.,]+(?:[^\w-]|$)|<){_VALUE}""",
+            flags,
+        ),
+        re.compile(r"(?P<keep>\b(?:bearer|basic)\s+)(?P<value>(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,})", flags),
+        # A URL's password: user:password@host
+        re.compile(r"(?P<keep>\b[a-z][\w+.-]{0,30}://[^/\s:@'\"]{0,100}:)(?P<value>[^@\s/'\"]{1,200})(?=@)", flags),
+        # Keys known by their look
+        re.compile(
+            r"""(?P<keep>(?<![A-Za-z0-9]))(?P<value>
+                (?:sk|hf|gh[pousr]|github_pat|glpat|xox[abeprs]|nvapi|npm|pypi|dop_v1|lin_api|pk|rk)[-_][A-Za-z0-9_-]{16,}
+              | (?:AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Z]) | AIza[0-9A-Za-z_-]{30,}
+              | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?
+              | -----BEGIN[ A-Z]*PRIVATE[ ]KEY-----.*
+            )""",
+            re.VERBOSE | re.DOTALL,
+        ),
+    )
 
 
 def strip_terminal(text: str) -> str:
     """`text` without terminal escape sequences (kept otherwise as it is)."""
-    return _ANSI.sub("", text) if "\x1b" in text else text
+    return _ANSI.sub("", text) if "\x1b" in text or "\x9b" in text else text
 
 
 def mask_secrets(text: str) -> str:
     """`text` with API keys, tokens and passwords replaced by `***`."""
-    for pattern in _SECRETS:
-        text = pattern.sub(lambda m: m.group("keep") + "***", text)
+    lower = text.lower()
+    if not any(hint in lower for hint in _HINTS):
+        return text
+    for pattern in _secrets():
+        text = pattern.sub(_masked, text)
     return text
 
 
+def _masked(found: re.Match[str]) -> str:
+    return f"{found.group('keep')}{MASK}"
+
+
 def clean(text: str, length: int = SHOWN_LENGTH) -> str:
-    """`text` fit to be shown: no escapes, no hidden characters, secrets masked, at most `length` characters."""
+    """`text` fit to be shown on one line: no escapes, no hidden characters, secrets masked, at most `length` characters."""
     # Masking looks at more than is shown, so that a secret cut in half is still masked.
-    text = mask_secrets(_HIDDEN.sub("\N{REPLACEMENT CHARACTER}", strip_terminal(text[: length * 4])))
-    text = text.replace("\t", " ").strip()
-    return text if len(text) <= length else text[: length - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    shown = strip_terminal(text[: length * 4]).replace("\t", " ").replace("\r\n", " ").replace("\n", " ")
+    shown = mask_secrets(_HIDDEN.sub("\N{REPLACEMENT CHARACTER}", shown)).strip()
+    return shown if len(shown) <= length else shown[: length - 1] + "\N{HORIZONTAL ELLIPSIS}"
