@@ -34,12 +34,12 @@ class Router:
             # SGLang prints some of vLLM's sentences (it shares its distributed code); the prefix says whose they are.
             return
         if name == "any":
-            if self._current is None:
+            # Before any line of an engine, the engine's prefix in front of torch's words says whose they are.
+            name = self._current or (event.prefix.style if event.prefix.style in {"sglang", "vllm"} else None) or name
+            if name == "any":
                 if len(self._waiting) < 1000:
                     self._waiting.append(event)
                 return
-            self._readers[self._current].feed(event)
-            return
         if name not in self._readers:
             self._readers[name] = _reader(name)
         if self._current is None:

@@ -1166,3 +1166,30 @@ def test_an_iteration_runs_its_prefills_and_its_decodes():
             second=59,
         )
     assert only(text).usage.peak_running_requests == 8
+
+
+def frame(function, **kwargs):
+    return core(f'  File "/opt/venv/lib/site-packages/vllm/v1/worker/gpu_worker.py", line 340, in {function}', **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("functions", "phase"),
+    [
+        (("load_model",), "weights"),
+        (("determine_available_memory", "profile_run", "execute_model"), "profiling"),
+        (("initialize_from_config", "initialize_kv_cache"), "kv_pool"),
+        (("compile_or_warm_up_model", "capture_model", "execute_model"), "graph_capture"),
+        (("compile_or_warm_up_model",), "warmup"),
+        (("execute_model",), "serving"),
+        ((), "profiling"),  # no traceback: after the weights, before the pool
+    ],
+)
+def test_a_traceback_says_in_which_phase_memory_ran_out(functions, phase):
+    text = START + "".join(frame(f, level="ERROR") for f in functions) + core(OOM, level="ERROR")
+    (found,) = only(text).failures
+    assert found.phase == phase
+
+
+def test_anothers_traceback_is_not_this_failures():
+    text = START + frame("load_model", level="ERROR", pid=999) + core(OOM, level="ERROR")
+    assert only(text).failures[0].phase == "profiling"

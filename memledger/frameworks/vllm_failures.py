@@ -89,6 +89,28 @@ _COUNTS: Final = {
 }
 
 
+_FRAME_PHASES: Final = (
+    ("wake_up", "sleep"),
+    ("profile_run", "profiling"),
+    ("determine_available_memory", "profiling"),
+    ("determine_num_available_blocks", "profiling"),
+    ("capture_model", "graph_capture"),
+    ("initialize_kv_cache", "kv_pool"),
+    ("_allocate_kv_cache", "kv_pool"),
+    ("initialize_from_config", "kv_pool"),
+    ("load_model", "weights"),
+    ("process_weights_after_loading", "weights"),
+    ("compile_or_warm_up_model", "warmup"),
+    ("execute_model", "serving"),
+)
+"""Functions of vLLM's worker from the most telling on: profiling runs the model too, and warm-up captures."""
+
+
+def phase_of_frames(functions: set[str]) -> str | None:
+    """The phase that a traceback through these functions failed in; None where they do not say."""
+    return next((phase for function, phase in _FRAME_PHASES if function in functions), None)
+
+
 def failure(event: Event, phase: str) -> Failure:
     """The failure that one line reports.
 
@@ -137,9 +159,10 @@ def same_incident(a: Failure, b: Failure) -> bool:
     """Whether two failures are one incident printed twice (worker, executor, engine core, front end)."""
     if a.kind != b.kind:
         return False
-    if not a.numbers or not b.numbers:
+    mine, other = a.numbers.keys() - {"device"}, b.numbers.keys() - {"device"}
+    if not mine or not other:
         return True
-    shared = a.numbers.keys() & b.numbers.keys() - {"device"}
+    shared = mine & other
     return bool(shared) and all(a.numbers[k] == b.numbers[k] for k in shared)
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from memledger.events import Event
 from memledger.frameworks.vllm_config import ConfigFacts
-from memledger.frameworks.vllm_failures import failure, merged, numbers, same_incident
+from memledger.frameworks.vllm_failures import failure, merged, phase_of_frames, same_incident
 from memledger.frameworks.vllm_ledger import Context, Ledger, RankFacts, build_ledger, pool_grant
 from memledger.ledger import Capacity, Concurrency, Engine, Failure, Gpu, Rank, Server, Span, State, Usage
 from memledger.sanitize import clean
@@ -176,12 +176,13 @@ class Start:
         self._sum: UsageFacts | None = None
         self._failures: list[Failure] = []
         self._failed_totals: dict[RankKey | None, tuple[Amount, int | None]] = {}
-        self._phase = "start"
+        self._phase = "unknown"
         self._ready = self._stopped = self._died = self._pool_seen = self._engine_v0 = False
         self._device_words: set[str] = set()
         self._repeated: set[str] = set()
         self._device_name: str | None = None
         self._counted = 0
+        self._frames: dict[int | None, set[str]] = {}
         self._at_crash: dict[str, Any] = {}
         self._has_front = self._quoted = False
 
@@ -279,6 +280,8 @@ class Start:
         rule = event.id
         if event.rule.kind == "failure":
             self._take_failure(event)
+        elif rule == "vllm_frame":
+            self._frames.setdefault(event.prefix.pid, set()).add(event.word("function") or "")
         elif rule == "http_started":
             self._ready, self._phase = True, "serving"
         elif rule == "http_stopped":
@@ -310,6 +313,7 @@ class Start:
             self._phase = "start"
         elif rule in {"version", "non_default_args", "all_args"}:
             _keep(self.front_lines, event)
+            self._phase = "start" if self._phase == "unknown" else self._phase
         elif rule == "worker_ready":
             self._see_rank(event)
             if event.word("model") is not None:
@@ -379,6 +383,8 @@ class Start:
                 return
             facts.graphs = event
             facts.graphs_before_pool = bool(self.engine_lines) and not self._pool_seen
+            if self._phase == "graph_capture":
+                self._phase = "warmup"
         else:
             facts.latest[rule] = event
         if rule == "kv_available":
@@ -506,8 +512,10 @@ class Start:
     # -- failures
 
     def _take_failure(self, event: Event) -> None:
-        found = failure(event, self._phase)
+        found = failure(event, phase_of_frames(self._frames.pop(event.prefix.pid, set())) or self._phase)
         key = self._rank_key(event)
+        if re.match(r"Worker|VllmWorker|Ray", event.prefix.process or ""):
+            self._see_rank(event)
         if event.id == "free_memory_too_small" and key is not None and event.amount("total") is not None:
             facts = self._see_rank(event)
             if facts is not None:
@@ -986,4 +994,4 @@ def _smallest(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-__all__ = ["Start", "numbers", "token_rule"]
+__all__ = ["Start", "token_rule"]
