@@ -51,6 +51,11 @@ class Router:
 
     def servers(self) -> list[Server]:
         """Every server of every engine, in order of its first line."""
+        if not self._readers and any(event.id == "vllm_frame" for event in self._waiting):
+            # A traceback alone, as threads quote it: vLLM's own frames say whose failure it is.
+            self._readers["vllm"] = _reader("vllm")
+            for event in self._waiting:
+                self._readers["vllm"].feed(event)
         found = [server for reader in self._readers.values() for server in reader.servers()]
         return sorted(found, key=lambda s: (s.span[0].input, s.span[0].first_line) if s.span else (0, 0))
 

@@ -44,3 +44,24 @@ def test_a_file_that_cannot_be_read_is_said_and_the_others_are_reported(tmp_path
     assert "none.log" in got.problems[0]
     assert [s.framework for s in got.report.servers] == ["vllm"]
     assert [i.path for i in got.report.inputs] == [log]
+
+
+def test_a_traceback_alone_is_the_engines_whose_frames_it_shows(tmp_path):
+    path = tmp_path / "paste.log"
+    path.write_text(
+        "Traceback (most recent call last):\n"
+        '  File "/opt/venv/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py", line 340, in '
+        "determine_available_memory\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 320.00 MiB. GPU 0 has a total capacity of "
+        "22.05 GiB of which 113.62 MiB is free.\n",
+        encoding="utf-8",
+    )
+    (server,) = explain([str(path)]).servers
+    assert server.framework == "vllm"
+    assert [f.kind for f in server.failures] == ["cuda_oom"]
+
+
+def test_torchs_words_alone_name_no_engine(tmp_path):
+    path = tmp_path / "paste.log"
+    path.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 320.00 MiB.\n", encoding="utf-8")
+    assert explain([str(path)]).servers == ()
