@@ -171,6 +171,10 @@ class ConfigFacts:
     def _graphs_off(self, _: Event) -> None:
         self.lines["graphs_off"] = True
 
+    def _graph_mode(self, event: Event) -> None:
+        if (mode := event.word("mode") or event.word("to") or event.word("instead")) is not None:
+            self.lines["graph_mode"] = mode
+
     def _graphs_in_budget(self, event: Event) -> None:
         if (fraction := event.number("utilization") or event.number("current")) is not None:
             self.lines["utilization_4"] = fraction
@@ -184,7 +188,7 @@ class ConfigFacts:
         self.backends.setdefault(name, raw)
 
     def _attention_backend(self, event: Event) -> None:
-        if (vision := event.word("vision")) is not None:
+        if (vision := event.word("vision") or event.word("vit")) is not None:
             self._backend("vision_backend", vision)
             return
         found = next((v for n in ("auto", "user", "forced", "selected", "old") if (v := event.word(n))), None)
@@ -390,16 +394,17 @@ class ConfigFacts:
         return False if self.command.get("no_enable_prefix_caching") is True else None
 
     def _graph_names(self) -> dict[str, Any]:
+        changed = self.lines.get("graph_mode")
         compilation = self.engine.get("compilation_config")
         if not isinstance(compilation, dict):
-            return {}
+            return {"cudagraph_mode": changed}
         mode = compilation.get("cudagraph_mode")
         largest = as_int(compilation.get("max_cudagraph_capture_size", compilation.get("max_capture_size")))
         sizes = compilation.get("cudagraph_capture_sizes")
         if largest is None and isinstance(sizes, list) and all(isinstance(s, int) for s in sizes) and sizes:
             largest = max(sizes)
         word = re.search(r"CUDAGraphMode\.(\w+)", mode) if isinstance(mode, str) else None
-        return {"cudagraph_mode": word.group(1) if word else None, "cudagraph_max_size": largest}
+        return {"cudagraph_mode": changed or (word.group(1) if word else None), "cudagraph_max_size": largest}
 
     def _backend_names(self) -> dict[str, Any]:
         raw = self.backends

@@ -809,7 +809,9 @@ class Start:
         capacity: Capacity,
         failed: tuple[Amount, int | None] | None,
     ) -> Context:
-        engine = self._engines.get(label.get("dp") or 0) or EngineFacts()
+        engine = self._engines.get(label.get("dp") or 0)
+        if engine is None:
+            engine = next(iter(self._engines.values())) if len(self._engines) == 1 else EngineFacts()
         fraction = self._printed_fraction()
         if fraction is None and isinstance(config.get("memory_fraction"), float):
             fraction = config["memory_fraction"]
