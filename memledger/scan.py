@@ -36,7 +36,7 @@ LONGEST_LINE: Final = 4 * 2**20
 
 MOST_SHAPES: Final = 4096
 LONGEST_SHAPE: Final = 2000
-MOST_CONTINUATION_LINES: Final = 2
+MOST_CONTINUATION_LINES: Final = 8
 LONGEST_CONTINUATION: Final = 4096
 MOST_FRAGMENTS: Final = 64
 LONGEST_FRAGMENT: Final = 128 * 2**10
@@ -79,6 +79,7 @@ class Scanner:
         self._usage = UsageLines()
         self._input = 0
         self._before = b""
+        self._joined_lines = 0
 
     @property
     def unrecognized(self) -> Unrecognized:
@@ -162,7 +163,10 @@ class Scanner:
             if following is None:
                 stop = left
                 break
+            self._joined_lines = 0
             yield from self._hit_line(line, ids, reader, left, following)
+            # Lines that were the rest of this record are no records of their own.
+            position += sum(len(other) + 1 for other in following[: self._joined_lines])
         yield from self._flush(reader)
         self.lines = reader.number(stop) - 1
         if stop:
@@ -245,7 +249,7 @@ class Scanner:
         message = record.message
         try:
             found = self._match(message, self._rules_for(ids))
-            if following and (found is None or _UNFINISHED.search(message) or _cut_in_number(message, following[0])):
+            if following and _may_go_on(message, found, following[0]):
                 longer = self._joined(record, found, ids, following)
                 if longer is not None:
                     found, message = longer
@@ -279,34 +283,39 @@ class Scanner:
         following: Sequence[bytes],
     ) -> tuple[tuple[Rule, dict[str, Value]], str] | None:
         """The record with the next lines appended, where these carry no prefix of their own and say more."""
-        message = record.message
         best: tuple[tuple[Rule, dict[str, Value]], str] | None = None
         had = _said(found)
         rules = self._rules_for(ids)
-        joins = [message]
-        for raw in following:
-            line = raw.decode("utf-8", "replace").rstrip("\r\n")
-            here = records(line)
-            piece = here[0].message
-            if (
-                len(here) != 1
-                or not piece
-                or here[0].prefix.time
-                or here[0].prefix.ranks
-                or here[0].prefix.process
-                or self.recognise(piece)
-            ):
+        bases = [record.message]
+        for count, raw in enumerate(following, 1):
+            piece = self._continuation(raw)
+            if piece is None:
                 break
-            joins = [j + glue + piece for j in joins for glue in (" ", "")]
-            for joined in joins:
+            tries = [base + glue + piece for base in bases for glue in (" ", "")]
+            more = None
+            for joined in tries:
                 longer = self._match(joined, rules)
                 if longer is None or (found is not None and longer[0] is not found[0]):
                     continue
                 if _said(longer) > had:
-                    best, had = (longer, joined), _said(longer)
-            if best is not None and not _UNFINISHED.search(best[1]):
+                    best = more = (longer, joined)
+                    had = _said(longer)
+                    self._joined_lines = count
+            if more is not None:
+                bases = [more[1]]
+            elif best is not None:
                 break
+            else:
+                bases = [tries[0], tries[-1]]
         return best
+
+    def _continuation(self, raw: bytes) -> str | None:
+        """A line that may go on with the record before it; None where it has a prefix or is a record of its own."""
+        here = records(raw.decode("utf-8", "replace").rstrip("\r\n"))
+        prefix, message = here[0].prefix, here[0].message
+        if len(here) != 1 or not message or prefix.time or prefix.ranks or prefix.process:
+            return None
+        return None if self.recognise(message) else message
 
     def _rules_for(self, ids: frozenset[int]) -> tuple[Rule, ...]:
         known = self._candidates.get(ids)
@@ -442,6 +451,13 @@ def _fields(rule: Rule, message: str) -> dict[str, Value] | None:
 
 def _said(found: tuple[Rule, dict[str, Value]] | None) -> int:
     return -1 if found is None else sum(value is not None for value in found[1].values())
+
+
+def _may_go_on(message: str, found: tuple[Rule, dict[str, Value]] | None, following: bytes) -> bool:
+    """Whether the next line may belong to the record: it was not understood, or ends as nothing ends, or is an error's."""
+    if found is None or found[0].kind == "failure":
+        return True
+    return _UNFINISHED.search(message) is not None or _cut_in_number(message, following)
 
 
 def _cut_in_number(message: str, following: bytes) -> bool:

@@ -140,6 +140,27 @@ def test_a_number_at_the_end_of_a_line_is_not_glued_to_another_programs_line(fol
     assert maxima(events)["usage", "retracted", (("tp", 0),)] == 4
 
 
+def test_lines_that_completed_a_record_are_no_records_of_their_own() -> None:
+    rule = Rule(
+        id="oom",
+        framework="any",
+        kind="failure",
+        anchors=("out of memory", "Tried to"),
+        pattern=r"CUDA out of memory\.(?: Tried to allocate (?P<tried>[\d.]+) GiB\.)?(?: GPU 0 has (?P<total>[\d.]+) GiB)?"
+        r"|Tried to allocate (?P<tried>[\d.]+) GiB\. GPU 0 has (?P<total>[\d.]+) GiB",
+        fields={"tried": "GiB", "total": "GiB"},
+        means="out of memory",
+    )
+    text = b"CUDA out of memory.\nTried to allocate 2.00 GiB.\nGPU 0 has 80.00 GiB\nother\n"
+    for block in (1000, 7):
+        scanner = Scanner(RuleSet([rule]))
+        events = list(scanner.events([text[i : i + block] for i in range(0, len(text), block)], 0))
+        assert [(e.line, e.amount("tried"), e.amount("total")) for e in events] == [
+            (1, Amount(2 * GIB, 5368710), Amount(80 * GIB, 5368710))
+        ]
+        assert scanner.lines == 4
+
+
 def test_the_next_record_is_never_taken_for_the_rest_of_this_one() -> None:
     events, _ = scan(f"{STAMP}Weights end. type=Model,\n{STAMP}avail=7.95 GB, usage=14.76 GB\n")
     assert shown(events) == [(1, "weights", {"type": "Model"})]
