@@ -542,6 +542,15 @@ def test_a_negative_grant_is_no_pool():
     assert server.state == "failed"
 
 
+def test_a_budget_that_is_used_up_before_the_pool_is_not_judged():
+    text = START + core("Available KV cache memory: -1.3 GiB") + GRAPHS
+    rank = only(text + split_line("58.04", kv="-1.3 GiB")).ranks[0]
+    assert rank.residual.verdict == "open"
+    assert "left nothing" in rank.residual.reason
+    assert "reserve" not in accounts(rank)
+    assert_balances(rank)
+
+
 @pytest.mark.parametrize(
     ("tokens", "block", "length", "requests", "rule"),
     [

@@ -451,7 +451,8 @@ class _Builder:
         smallest = self.context.smallest_grant
         fit, used = self.context.blocks_fit, self.context.blocks_used
         part, why = grant, ""
-        if smallest is not None and smallest.bytes < grant.bytes:
+        # A difference inside the rounding of the two figures is none.
+        if smallest is not None and smallest.bytes < grant.bytes and not (grant - smallest).is_zero():
             part, why = smallest, "the smallest rank's grant decides for all"
         if fit and used is not None and used < fit:
             # The grant holds `fit` whole blocks and less than one more.
@@ -537,6 +538,10 @@ class _Builder:
             self.missing.append("memory outside torch")
         if actual is None and not self.context.graphs_off:
             self.missing.append("the size of the CUDA graphs")
+        if grant is not None and grant.amount.bytes <= 0:
+            # The other parts exceed the budget: what is left of the device does not follow from it.
+            self.missing.append("a KV pool (the budget left nothing for it)")
+            return None
         if device is None or requested is None or grant is None or activation is None or not complete:
             return None
         beyond = (actual.amount if actual is not None else ZERO) - charged
