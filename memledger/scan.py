@@ -450,7 +450,8 @@ def _fields(rule: Rule, message: str) -> dict[str, Value] | None:
 
 
 def _said(found: tuple[Rule, dict[str, Value]] | None) -> int:
-    return -1 if found is None else sum(value is not None for value in found[1].values())
+    """How much a match says: fields that were printed (also as "not available")."""
+    return -1 if found is None else sum(value != () for value in found[1].values())
 
 
 def _may_go_on(message: str, found: tuple[Rule, dict[str, Value]] | None, following: bytes) -> bool:
