@@ -34,6 +34,7 @@ MOST_EXAMPLES: Final = 20
 LONGEST_LINE: Final = 4 * 2**20
 """Longer lines are cut for parsing (nothing that the engines print about memory comes near)."""
 
+KEEP_BELOW: Final = 8 * 2**20
 MOST_SHAPES: Final = 4096
 LONGEST_SHAPE: Final = 2000
 MOST_CONTINUATION_LINES: Final = 8
@@ -91,6 +92,9 @@ class Scanner:
 
         `blocks` are UTF-8 bytes cut anywhere; an empty block means "nothing more for now": what is there is read.
         """
+        # glibc gives large blocks back to the system on each free, and 60 page faults are a fifth of a block's time. A
+        # larger block freed once (never touched) makes it keep them.
+        bytearray(KEEP_BELOW)
         self.bytes = self.lines = 0
         self._input = input_index
         self._before = b""
@@ -125,7 +129,7 @@ class Scanner:
         reader = _ChunkReader(data, self.lines + 1)
         stop = cut
         position = start
-        shapes = self._shapes
+        shapes, pending = self._shapes, self._usage.pending
         hits = self._matcher.scan(data)
         index, count = 0, len(hits)
         while index < count:
@@ -147,7 +151,10 @@ class Scanner:
             position = right
             if right - left <= LONGEST_SHAPE and (shape := shapes.get(line.translate(None, DIGITS))) is not None:
                 if shape.columns is not None:
-                    self._usage.add(shape, line, left)
+                    if not shape.lines:
+                        pending.append(shape)
+                    shape.lines.append(line)
+                    shape.offsets.append(left)
                 else:
                     self._unrecognized += shape.unrecognized
                 continue

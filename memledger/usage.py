@@ -91,7 +91,7 @@ class UsageLines:
     """Usage lines of a chunk by shape, and the maxima since the last other event."""
 
     def __init__(self) -> None:
-        self._pending: list[Shape] = []
+        self.pending: list[Shape] = []
         self._shapes: set[Shape] = set()
         self.newest: tuple[int, bytes, int | None] | None = None
         self.newest_told = False
@@ -104,25 +104,24 @@ class UsageLines:
 
     def add(self, shape: Shape, line: bytes, offset: int) -> None:
         """Keep a line until `raised`."""
-        lines = shape.lines
-        if not lines:
-            self._pending.append(shape)
-        lines.append(line)
+        if not shape.lines:
+            self.pending.append(shape)
+        shape.lines.append(line)
         shape.offsets.append(offset)
 
     def raised(self) -> Iterator[tuple[int, bytes]]:
         """The lines kept that raise a maximum, in order of their offsets."""
-        if not self._pending:
+        if not self.pending:
             return
         found: dict[int, bytes] = {}
-        newest = max((shape.offsets[-1], shape.lines[-1]) for shape in self._pending)
-        for shape in self._pending:
+        newest = max((shape.offsets[-1], shape.lines[-1]) for shape in self.pending)
+        for shape in self.pending:
             for index in _raised(shape):
                 found[shape.offsets[index]] = shape.lines[index]
             shape.lines = []
             shape.offsets = []
             self._shapes.add(shape)
-        self._pending = []
+        self.pending.clear()
         self.newest = (newest[0], newest[1], None)
         self.newest_told = newest[0] in found
         yield from sorted(found.items())
@@ -134,7 +133,7 @@ def _raised(shape: Shape) -> list[int]:
     assert columns is not None
     lines = shape.lines
     step = columns.count + 1
-    tokens = (b"\x01".join(lines) + b"\x01").replace(b"\x01", b" \x01 ").translate(_NUMBERS_ONLY).split()
+    tokens = (b" \x01 ".join(lines) + b" \x01").translate(_NUMBERS_ONLY).split()
     if len(tokens) != step * len(lines) or tokens[columns.count :: step].count(_SEPARATOR) != len(lines):
         return list(range(len(lines)))  # not the same numbers after all: read every one
     labels = [tokens[i::step] for i in columns.labels]

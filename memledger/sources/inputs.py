@@ -14,7 +14,7 @@ from memledger.sources.compressed import compression_of, decompressed
 from memledger.sources.encoding import to_utf8
 from memledger.sources.follow import growing
 
-BLOCK_BYTES: Final = 256 * 2**10
+BLOCK_BYTES: Final = 512 * 2**10
 HEAD_BYTES: Final = 64 * 2**10
 FIRST_BYTES: Final = 512
 STANDARD_INPUT: Final = "-"
