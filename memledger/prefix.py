@@ -297,7 +297,7 @@ def _take_layers(text: str, position: int, peeled: _Peeled) -> int:
         if engines:
             groups = (layers["engine"], layers["custom"] + layers["field"])
         elif peeled.has("custom"):
-            groups = (layers["field"], layers["engine"])
+            groups = (layers["engine"], layers["field"])
         else:
             groups = (layers["engine"], layers["wrapper"], layers["custom"])
         hit = next(
