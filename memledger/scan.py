@@ -159,26 +159,31 @@ class Scanner:
                     self._unrecognized += shape.unrecognized
                 continue
             ids = frozenset(literal for literal, _ in hits[first:index])
-            if not ids.isdisjoint(self._marks) and _shows_request(line):
-                after = _end_of_request(data, left, right, more)
-                if after is None:
-                    stop = left
-                    break
-                position = after
-                continue
-            following = self._following(data, line, right, ids, more)
-            if following is None:
+            after = yield from self._new_line(data, left, right, ids, more, reader)
+            if after is None:
                 stop = left
                 break
-            self._joined_lines = 0
-            yield from self._hit_line(line, ids, reader, left, following)
-            # Lines that were the rest of this record are no records of their own.
-            position += sum(len(other) + 1 for other in following[: self._joined_lines])
+            position = after
         yield from self._flush(reader)
         self.lines = reader.number(stop) - 1
         if stop:
             self._before = data[data.rfind(b"\n", 0, stop - 1) + 1 : stop][-LONGEST_FRAGMENT:]
         return stop
+
+    def _new_line(
+        self, data: bytes, left: int, right: int, ids: frozenset[int], more: bool, reader: _ChunkReader
+    ) -> Generator[Event, None, int | None]:
+        """The events of a line whose shape is not known; gives back where reading goes on (None: it needs `more`)."""
+        line = data[left:right]
+        if not ids.isdisjoint(self._marks) and _shows_request(line):
+            return _end_of_request(data, left, right, more)
+        following = self._following(data, line, right, ids, more)
+        if following is None:
+            return None
+        self._joined_lines = 0
+        yield from self._hit_line(line, ids, reader, left, following)
+        # Lines that were the rest of this record are no records of their own.
+        return right + sum(len(other) + 1 for other in following[: self._joined_lines])
 
     def _following(self, data: bytes, line: bytes, right: int, ids: frozenset[int], more: bool) -> list[bytes] | None:
         """The lines after a hit line, in case it was wrapped or split; None: not all of them are here yet."""
