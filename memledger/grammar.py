@@ -8,6 +8,7 @@ them. A rule file is data only: it can name no code.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,18 +20,18 @@ from memledger import __version__
 from memledger.cache import cached, key_of
 from memledger.units import UNIT_BYTES, Amount, parse_amount
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 Kind = Literal["ledger", "capacity", "config", "usage", "failure", "marker", "not_memory"]
 Value = str | int | float | bool | Amount | tuple[Any, ...] | None
 
 MATCH_TIMEOUT_SECONDS: Final = 1.0
 """No single pattern may run longer on one line; a line that does is reported as not understood."""
 
+LONGEST_PLAIN: Final = 2000
+"""Longer lines are matched by `regex`, with a timeout."""
+
 PREFIX_FILE: Final = "prefixes.toml"
+_NAMED_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z_])")
+_bundled_patterns: Final[set[str]] = set()
 _SIZE_UNITS: Final = {"bytes": "B", "byte": "B", "b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
 
 
@@ -119,13 +120,39 @@ def _compile(pattern: str) -> Any:
     return regex.compile(pattern, regex.VERSION0)
 
 
+def find(rule: Rule, message: str) -> Any:
+    """The match of the rule's pattern at the start of `message` (of `re` or of `regex`), or None.
+
+    `regex` has a timeout, but takes a few milliseconds for each pattern that it compiles. Bundled patterns are known to
+    need linear time (the tests try them on hostile lines): on lines of ordinary length `re` does.
+
+    Raises:
+        TimeoutError: the pattern ran longer than `MATCH_TIMEOUT_SECONDS`.
+    """
+    if (
+        len(message) <= LONGEST_PLAIN
+        and rule.pattern in _bundled_patterns
+        and (plain := _plain(rule.pattern)) is not None
+    ):
+        return plain.match(message)
+    return compile_pattern(rule.pattern).match(message, timeout=MATCH_TIMEOUT_SECONDS)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plain(pattern: str) -> re.Pattern[str] | None:
+    try:
+        return re.compile(_NAMED_GROUP.sub("(?P<", pattern))
+    except re.error:
+        return None  # only `regex` knows it: a group named twice, or newer syntax than this Python's
+
+
 def match_rule(rule: Rule, message: str) -> dict[str, Value] | None:
     """The typed fields of `message` under `rule`; None where its pattern does not match at the start.
 
     Raises:
         TimeoutError: the pattern ran longer than `MATCH_TIMEOUT_SECONDS`.
     """
-    found = compile_pattern(rule.pattern).match(message, timeout=MATCH_TIMEOUT_SECONDS)
+    found = find(rule, message)
     if found is None:
         return None
     fields: dict[str, Value] = {}
@@ -192,6 +219,10 @@ def read_rule_file(path: Path) -> RuleFile:
     Raises:
         GrammarError: not readable, not TOML, or a rule that cannot work.
     """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         with path.open("rb") as stream:
             raw = tomllib.load(stream)
@@ -235,9 +266,12 @@ def _bundled_rules() -> tuple[Rule, ...]:
 
     key = key_of(__version__, *(part for path in files for part in (path.name, path.read_bytes())))
     try:
-        return msgspec.msgpack.decode(cached("rules", key, read), type=tuple[Rule, ...])
+        rules = msgspec.msgpack.decode(cached("rules", key, read), type=tuple[Rule, ...])
     except msgspec.DecodeError:
-        return msgspec.msgpack.decode(read(), type=tuple[Rule, ...])
+        rules = msgspec.msgpack.decode(read(), type=tuple[Rule, ...])
+    # Repeated groups ("*") need `regex`: `re` keeps only the last repetition.
+    _bundled_patterns.update(r.pattern for r in rules if not any(kind.endswith("*") for kind in r.fields.values()))
+    return rules
 
 
 def expectation_matches(expected: Any, got: Value, kind: str) -> bool:

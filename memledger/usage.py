@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from memledger.events import Event
-from memledger.grammar import compile_pattern
+from memledger.grammar import find
 
 DIGITS: Final = b"0123456789"
 COUNTERS: Final = frozenset(
@@ -63,7 +63,7 @@ def learn(line: bytes, event: Event) -> Columns | None:
     """
     message = event.message.encode()
     at = line.find(message)
-    found = compile_pattern(event.rule.pattern).match(event.message)
+    found = find(event.rule, event.message)
     if at < 0 or found is None or not message.isascii():
         return None
     numbers = {m.start(): (i, m.end()) for i, m in enumerate(_NUMBER.finditer(line))}
