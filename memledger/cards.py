@@ -111,5 +111,17 @@ def parse_total(text: str) -> Total:
     )
 
 
+def card_named(device: str) -> str | None:
+    """What to give `parse_total` for a device name as drivers print it (`NVIDIA H100 80GB HBM3`); None where unknown."""
+    key = _key(
+        re.sub(r"(?i)\bhbm\de?\b|\bsxm\d?\b|\bpcie\b|\btensor core\b", "", device.replace("_", " ").replace("-", " "))
+    )
+    for card in CARDS:
+        names = (card.name, *card.aliases)
+        if key in map(_key, names):
+            return (card.aliases or (card.name,))[0]
+    return None
+
+
 def _key(name: str) -> str:
     return re.sub(r"nvidia|geforce|amd|instinct|[^a-z0-9]", "", name.lower())

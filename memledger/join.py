@@ -115,8 +115,8 @@ def _rank_order(rank: Rank) -> tuple[int, ...]:
 
 def _largest(a: Usage, b: Usage) -> Usage:
     """Peaks are those of one scheduler, so the larger one of two logs; counts of events add."""
-    if not a.lines or not b.lines:
-        return a if a.lines else b
+    if not a.seen or not b.seen:
+        return a if a.seen else b
 
     def larger(name: str) -> Any:
         return max((v for v in (getattr(a, name), getattr(b, name)) if v is not None), default=None)
@@ -130,7 +130,7 @@ def _largest(a: Usage, b: Usage) -> Usage:
         scope=a.scope,
         preemptions=added("preemptions"),
         retractions=added("retractions"),
-        lines=a.lines + b.lines,
+        seen=True,
         **peaks,
     )
 

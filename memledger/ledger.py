@@ -194,7 +194,10 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Peaks over all usage lines of one start; None where no line says it. Counts are requests, usages fractions."""
+    """Peaks over all usage lines of one start; None where no line says it. Counts are requests, usages fractions.
+
+    `seen`: whether the log holds usage lines at all; without any there is no peak, and nothing can be called idle.
+    """
 
     scope: Literal["engine", "sum_of_engines"] = "engine"
     peak_running_requests: int | None = None
@@ -205,7 +208,7 @@ class Usage(msgspec.Struct, frozen=True):
     preemptions: int | None = None
     retractions: int | None = None
     peak_state_slots: int | None = None
-    lines: int = 0
+    seen: bool = False
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -405,7 +408,9 @@ def build_stages(
         after = group[-1].free
         rest = before - after - total(taken)
         known = (candidates or {}).get(name, ())
-        stages.append(Stage(stage_base(name), before.bytes, after.bytes, StageResidual(rest.bytes, rest.tolerance), known))
+        stages.append(
+            Stage(stage_base(name), before.bytes, after.bytes, StageResidual(rest.bytes, rest.tolerance), known)
+        )
         before = after
     return tuple(stages)
 

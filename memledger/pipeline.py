@@ -166,8 +166,3 @@ def _report(scanner: Scanner, found: Sequence[Server], inputs: Sequence[Input], 
         servers=servers,
         unrecognized=scanner.unrecognized,
     )
-
-
-def to_json(report: Report) -> bytes:
-    """The report as one JSON document."""
-    return msgspec.json.encode(report)

@@ -72,7 +72,7 @@ def hybrid(**changes):
         peak_kv_usage=0.12,
         peak_state_usage=0.12,
         peak_state_slots=15,
-        lines=500,
+        seen=True,
     )
     given = {
         "framework": "sglang",

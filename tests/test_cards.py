@@ -2,7 +2,7 @@
 
 import pytest
 
-from memledger.cards import CARDS, parse_total
+from memledger.cards import CARDS, card_named, parse_total
 from memledger.units import GIB, MIB
 
 
@@ -81,3 +81,18 @@ def test_no_name_means_two_cards():
 
 def test_every_card_says_how_it_is_known_and_how_well():
     assert all(card.source and 0 < card.tolerance_gib < 0.05 * card.total_gib for card in CARDS)
+
+
+@pytest.mark.parametrize(
+    ("device", "card"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA_H100_80GB_HBM3", "h100-80gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("Some Unknown Accelerator", None),
+    ],
+)
+def test_a_device_name_as_drivers_print_it_leads_to_its_card(device, card):
+    assert card_named(device) == card
+    assert card is None or parse_total(card).label is not None

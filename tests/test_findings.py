@@ -41,17 +41,17 @@ class TestIdleSlots:
         assert found(hybrid(usage=Usage()), "ML101") is None
 
     def test_silent_when_the_slots_are_needed(self):
-        assert found(hybrid(usage=Usage(peak_running_requests=24, lines=100)), "ML101") is None
+        assert found(hybrid(usage=Usage(peak_running_requests=24, seen=True)), "ML101") is None
 
     def test_slots_that_were_held_count_as_needed(self):
-        usage = Usage(peak_running_requests=3, peak_state_slots=100, lines=100)
+        usage = Usage(peak_running_requests=3, peak_state_slots=100, seen=True)
         finding = found(hybrid(usage=usage), "ML101")
         assert "100 slots were held" in finding.text
         assert finding.bytes == pytest.approx(24 * SLOT_BYTES, rel=1e-3)
         assert finding.remedies[0].flags[1] == "105"
 
     def test_a_rounded_usage_is_taken_at_its_largest(self):
-        usage = Usage(peak_running_requests=3, peak_state_usage=0.5, lines=100)
+        usage = Usage(peak_running_requests=3, peak_state_usage=0.5, seen=True)
         assert found(hybrid(usage=usage), "ML101").bytes == pytest.approx((124 - 63) * SLOT_BYTES, rel=1e-3)
 
     def test_without_the_slots_of_one_request_no_number_is_advised(self):
@@ -61,11 +61,11 @@ class TestIdleSlots:
         assert "How many slots one request takes is not in the log" in finding.text
 
     def test_without_the_slots_of_one_request_nor_a_count_of_held_ones_it_is_silent(self):
-        server = hybrid(ranks=with_capacity(slots_per_request=None), usage=Usage(peak_running_requests=3, lines=100))
+        server = hybrid(ranks=with_capacity(slots_per_request=None), usage=Usage(peak_running_requests=3, seen=True))
         assert found(server, "ML101") is None
 
     def test_a_single_request_may_be_the_warm_up_and_weighs_less(self):
-        assert found(hybrid(usage=Usage(peak_running_requests=1, lines=2)), "ML101").severity == "note"
+        assert found(hybrid(usage=Usage(peak_running_requests=1, seen=True)), "ML101").severity == "note"
 
     def test_no_remedy_for_versions_that_ignore_the_flag(self):
         assert found(hybrid(framework_version="0.5.5.post1"), "ML101").remedies == ()
@@ -85,7 +85,7 @@ class TestIdleSlots:
 
 
 class TestCeiling:
-    FULL = Usage(peak_running_requests=24, peak_queued_requests=9, peak_kv_usage=0.64, peak_state_usage=1.0, lines=300)
+    FULL = Usage(peak_running_requests=24, peak_queued_requests=9, peak_kv_usage=0.64, peak_state_usage=1.0, seen=True)
 
     def test_full_slots_and_idle_kv_are_the_opposite_verdict(self):
         finding = found(hybrid(usage=self.FULL), "ML102")
@@ -96,7 +96,7 @@ class TestCeiling:
         assert found(hybrid(usage=self.FULL), "ML101") is None
 
     def test_running_at_the_cap_is_enough(self):
-        usage = Usage(peak_running_requests=24, peak_kv_usage=0.3, peak_state_usage=0.8, lines=300)
+        usage = Usage(peak_running_requests=24, peak_kv_usage=0.3, peak_state_usage=0.8, seen=True)
         assert found(hybrid(usage=usage), "ML102").severity == "note"
 
     def test_slots_and_the_request_cap_can_bind_together(self):
@@ -229,7 +229,7 @@ class TestFailure:
             "other_processes": [{"pid": 1, "bytes": 3 * GIB}, {"pid": 2, "bytes": None}, {"pid": 3, "bytes": GIB}],
         }
         assert (
-            "4.00 GiB held by 2 processes"
+            "4.00 GiB held by 2 other processes"
             in found(dense(failures=(Failure("cuda_oom", "serving", numbers),)), "ML201").text
         )
 

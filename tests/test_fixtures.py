@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from memledger.ledger import Rank, Report, Server
-from memledger.pipeline import explain, to_json
+from memledger.pipeline import explain
+from memledger.report.json import encode
 from memledger.units import parse_amount
 
 FOLDER = Path(__file__).parent.parent / "fixtures"
@@ -196,7 +197,7 @@ def report_differences(expected: dict[str, Any], report: Report) -> Iterator[str
     if "unread" in expected and expected["unread"] != report.unrecognized.count:
         texts = "".join(f"\n        {e.line}: {e.text}" for e in report.unrecognized.examples)
         yield f"expected {expected['unread']} unread memory-like lines, got {report.unrecognized.count}{texts}"
-    document = to_json(report).decode()
+    document = encode(report).decode()
     for text in expected.get("must_not_appear", []):
         if text in document:
             yield f"{text!r} appears in the JSON report"

@@ -15,7 +15,7 @@ def node(index, ranks, **changes):
         "started_at": "2026-09-09T11:57:18",
         "config": {"tp_size": 4, "nnodes": 2},
         "ranks": tuple(Rank(tp=t) for t in ranks),
-        "usage": Usage(peak_running_requests=3, peak_kv_usage=0.4, retractions=2, lines=10),
+        "usage": Usage(peak_running_requests=3, peak_kv_usage=0.4, retractions=2, seen=True),
         "state": "serving",
     }
     return Server(**{**values, **changes})
@@ -26,12 +26,12 @@ INPUTS = (Input("node0.log", 1, 1), Input("node1.log", 1, 1))
 
 def test_two_nodes_that_agree_are_one_server_with_all_ranks():
     later = node(
-        1, (2, 3), started_at="2026-09-09T11:59:00", usage=Usage(peak_running_requests=5, retractions=1, lines=4)
+        1, (2, 3), started_at="2026-09-09T11:59:00", usage=Usage(peak_running_requests=5, retractions=1, seen=True)
     )
     (server,) = join_servers([node(0, (0, 1)), later], INPUTS)
     assert [r.tp for r in server.ranks] == [0, 1, 2, 3]
     assert server.started_at == "2026-09-09T11:57:18"
-    assert (server.usage.peak_running_requests, server.usage.retractions, server.usage.lines) == (5, 3, 14)
+    assert (server.usage.peak_running_requests, server.usage.retractions, server.usage.seen) == (5, 3, True)
     assert server.usage.peak_kv_usage == 0.4
     assert {s.input for s in server.span} == {0, 1}
     assert "joined from node0.log, node1.log" in server.notes[-1]

@@ -264,7 +264,7 @@ def _figures(numbers: dict[str, Any]) -> str:
         parts.append(f"{n.amount(size)} reserved but unused")
     used.add("other_processes")
     if sizes := _other_sizes(numbers):
-        parts.append(f"{n.gib_about(sum(sizes))} held by {n.plural(len(sizes), 'process', 'processes')}")
+        parts.append(f"{n.gib_about(sum(sizes))} held by {n.plural(len(sizes), 'other process', 'other processes')}")
     rest = [word for name, value in numbers.items() if name not in used and (word := _named(name, value)) is not None]
     return ", ".join([*parts, *rest][:8])
 

@@ -19,7 +19,7 @@ class UsageBuilder:
         self.swa: float | None = None
         self.slots: int | None = None
         self.retracted = 0
-        self.lines = 0
+        self.seen = False
 
     def take(self, event: Event) -> None:
         """One prefill, decode or retraction line."""
@@ -27,7 +27,7 @@ class UsageBuilder:
             # `#retracted-req` of a decode server's batch lines is a queue length, not a retraction.
             self.retracted += event.count("requests") or 0
             return
-        self.lines += 1
+        self.seen = True
         running = event.count("running")
         self.running = _most(self.running, event.count("mixed") if running is None else running)
         self.queued = _most(self.queued, event.count("queued"))
@@ -46,7 +46,7 @@ class UsageBuilder:
             peak_swa_usage=self.swa,
             retractions=self.retracted or None,
             peak_state_slots=self.slots,
-            lines=self.lines,
+            seen=self.seen,
         )
 
 
@@ -64,7 +64,7 @@ def largest(usages: Iterable[Usage]) -> Usage:
         peak_swa_usage=_top(*(u.peak_swa_usage for u in found)),
         retractions=sum(retractions) if retractions else None,
         peak_state_slots=_most(*(u.peak_state_slots for u in found)),
-        lines=sum(u.lines for u in found),
+        seen=any(u.seen for u in found),
     )
 
 

@@ -111,7 +111,7 @@ class EngineFacts(msgspec.Struct):
 class UsageFacts(msgspec.Struct):
     """Running peaks of one scheduler."""
 
-    lines: int = 0
+    seen: bool = False
     running: int | None = None
     queued: int | None = None
     kv: float | None = None
@@ -119,7 +119,7 @@ class UsageFacts(msgspec.Struct):
 
     def add(self, running: int | None, queued: int | None, kv: float | None) -> None:
         """One usage line."""
-        self.lines += 1
+        self.seen = True
         self.running = _largest(self.running, running)
         self.queued = _largest(self.queued, queued)
         if kv is not None:
@@ -133,7 +133,7 @@ class UsageFacts(msgspec.Struct):
             peak_queued_requests=self.queued,
             peak_kv_usage=self.kv,
             preemptions=self.preemptions,
-            lines=self.lines,
+            seen=self.seen,
         )
 
 
@@ -700,7 +700,6 @@ class Start:
         for one in found:
             best.add(one.running, one.queued, one.kv)
             best.preemptions = _largest(best.preemptions, one.preemptions)
-        best.lines = sum(one.lines for one in found)
         return best.value()
 
     # -- ranks as values
@@ -916,15 +915,19 @@ class Start:
             )
 
     def _note_suppressed(self, ranks: list[Rank], notes: list[str]) -> None:
+        silences: dict[str, list[str]] = {}
         for account, what in (("weights", "weights"), ("kv_cache", "KV pool"), ("cuda_graphs", "CUDA graphs")):
             silent = [r for r in ranks if not any(e.account.startswith(account) for e in r.entries)]
             if account == "weights":
                 silent = [r for r in silent if not any(e.account == "weights_and_non_torch" for e in r.entries)]
             if silent and len(silent) < len(ranks):
                 names = ", ".join(r.label for r in silent[:8]) + (" ..." if len(silent) > 8 else "")
-                notes.append(
-                    f"no {what} line of {names}: vLLM prints that line for local rank 0 only; the figure is not copied"
-                )
+                silences.setdefault(names, []).append(what)
+        for names, kinds in silences.items():
+            version = _release(self._version)
+            # info_once with a rank filter: vLLM 0.11.1 (logger.py); before that every worker printed its own line.
+            why = "" if version is not None and version < (0, 11) else ": vLLM prints these for local rank 0 only"
+            notes.append(f"no {_and(kinds)} line of {names}{why}; no figure is copied from another rank")
         if self._repeated:
             notes.append(
                 "Ray folded equal lines of several workers into one; which workers they were is not in the log"
@@ -948,6 +951,11 @@ def token_rule(capacity: Capacity) -> str:
     if effective and not physical and block is not None:
         return "concurrency x longest request"
     return "not determined"
+
+
+def _and(words: list[str]) -> str:
+    """`weights, KV pool and CUDA graphs`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 def _capacity_for(dp: int | None, engines: tuple[Engine, ...]) -> Capacity:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from memledger import words as n
+from memledger.cards import card_named
 from memledger.ledger import ACCOUNTS, Capacity, Entry, Evidence, Finding, Rank, Report, Server, Stage, account_total
 from memledger.sanitize import clean
 from memledger.units import GIB, Amount, total
@@ -922,6 +923,10 @@ def next_words(report: Report, index: int, options: Options) -> list[str]:
     ranks = report.servers[index].ranks
     unknown_total = any(r.residual.base != "device" and r.gpu.total_bytes is None and r.entries for r in ranks)
     if unknown_total and all(r.gpu.kind in {None, "cuda", "rocm"} for r in ranks):
+        named = next((r.gpu.name for r in ranks if r.gpu.name is not None), None)
+        card = card_named(named) if named is not None else None
+        if card is not None:
+            return [f"{options.command} --gpu-total {card}"]
         return [f"{options.command} --gpu-total 80GiB (the card's size or name)"]
     return []
 
