@@ -36,9 +36,10 @@ MOST_RECORDS: Final = 1000
 _RANK: Final = re.compile(r"([A-Za-z_]+?)[ _=\[-]?(\d+)")
 _WORKER: Final = re.compile(r"(?:VllmWorker|Worker)(?:[ _](?P<parts>.+)|-(?P<rank>\d+))$")
 _ENGINE_CORE: Final = re.compile(r"(?:EngineCore_(?:DP)?|APIServer_DPRank_)(\d+)$")
-_REPEATED: Final = re.compile(r" ?\[repeated (\d+)x across cluster\].*$", re.DOTALL)
-_BOX_END: Final = re.compile(r"[ \t]*[│┃║][ \t]*$")
+_REPEATED: Final = r"(?s) ?\[repeated (\d+)x across cluster\].*$"
+_BOX_END: Final = r"[ \t]*[│┃║][ \t]*$"
 
+# Patterns that few lines need are compiled on first use (`_compiled`).
 # A whole engine prefix. Inside a line only these start a record: nothing shorter is told from a user's text.
 _WHOLE_PREFIX: Final = re.compile(
     r"""(?<!['"=(,])(?:
@@ -49,33 +50,24 @@ _WHOLE_PREFIX: Final = re.compile(
     )""",
     re.VERBOSE,
 )
-_BAR_END: Final = re.compile(
-    r"(?:\d+%\|[^|\n]{0,200}\|[^\n]{0,100}|(?:it|s|B|tok\w*|ex\w*|req\w*|shard\w*)/(?:s|it|B)[^\]\n]{0,80}\]|\d\d:\d\d<[^\]\n]{0,60}\]|\.{2,})\s*$"
-)
+_BAR_END: Final = r"(?:\d+%\|[^|\n]{0,200}\|[^\n]{0,100}|(?:it|s|B|tok\w*|ex\w*|req\w*|shard\w*)/(?:s|it|B)[^\]\n]{0,80}\]|\d\d:\d\d<[^\]\n]{0,60}\]|\.{2,})\s*$"
 
 # Lines whose text is the user's, not the server's.
-_REQUEST: Final = re.compile(
-    r"""(?x)
+_REQUEST: Final = r"""(?x)
       Received[ ]request\b | Receive:[ ] | Finish:[ ] | Added?ing[ ]request\b | Added[ ]request\b | Generated[ ]response\b
     | (?:Batch)?(?:Tokenized)?(?:Generate|Embedding)ReqInput\( | Request[ ](?:body|payload|received)\b
     | [^'"\n]{0,200}["'](?:GET|POST|PUT|HEAD|OPTIONS|DELETE|PATCH)[ ]/
     """
-)
-_USER_TEXT: Final = re.compile(
-    r"""(?xi)
+_USER_TEXT: Final = r"""(?xi)
       \bprompts?\\?["']?\s*[:=] | \\?["'](?:content|messages|text|input|inputs|query|role|arguments)\\?["']\s*: | \b(?:text|content|input_ids|query|inputs)=
     | ReqInput\( | Received[ ]request | Receive:[ ]obj | \b(?:GET|POST|PUT)[ ]/ | curl[ ] | [?&]\w+=
     """
-)
 _CRI: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S{8,40} (stdout|stderr) ([PF]) ")
 _DOCKER_FRAGMENT: Final = 16 * 2**10
 _TEXT_KEYS: Final = ("message", "msg", "log", "MESSAGE", "event")
 _TIME_KEYS: Final = ("asctime", "time", "timestamp", "ts", "@timestamp", "datetime", "__REALTIME_TIMESTAMP")
 _LEVEL_KEYS: Final = ("levelname", "level", "severity", "lvl", "loglevel", "PRIORITY")
-_EXCERPT: Final = re.compile(
-    r"""\s*(?:"(?:body|logs?|output|stdout|stderr|description|excerpt|line|lines|snippet|error|traceback)"\s*:\s*\[?\s*)?(?P<text>"(?:[^"\\]|\\.)*"?)\s*[\],}]*\s*$""",
-    re.DOTALL,
-)
+_EXCERPT: Final = r"""(?s)\s*(?:"(?:body|logs?|output|stdout|stderr|description|excerpt|line|lines|snippet|error|traceback)"\s*:\s*\[?\s*)?(?P<text>"(?:[^"\\]|\\.)*"?)\s*[\],}]*\s*$"""
 
 
 class PrefixSample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +86,7 @@ class PrefixRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pattern: str
     means: str
     style: str = ""
+    starts: str = ""
     sample: tuple[PrefixSample, ...] = ()
 
 
@@ -128,15 +121,33 @@ def _read_prefixes(path: Path, text: bytes) -> tuple[PrefixRule, ...]:
         raise GrammarError(f"{path}: {error}") from error
 
 
-_Layers = dict[str, list[tuple[PrefixRule, "re.Pattern[str]"]]]
-
-
 @functools.lru_cache(maxsize=1)
-def _layers() -> _Layers:
-    found: _Layers = {"wrapper": [], "engine": [], "custom": [], "field": []}
+def _layers() -> dict[str, list[PrefixRule]]:
+    found: dict[str, list[PrefixRule]] = {"wrapper": [], "engine": [], "custom": [], "field": []}
     for rule in prefix_rules():
-        found[rule.layer].append((rule, re.compile(rule.pattern)))
+        found[rule.layer].append(rule)
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Compiled on first use: a log meets few of the styles."""
+    return re.compile(pattern, flags)
+
+
+def _first_of(
+    groups: tuple[list[PrefixRule], ...], text: str, position: int
+) -> tuple[PrefixRule, re.Match[str]] | None:
+    """The first rule of the groups that takes something off `text` at `position`."""
+    first = text[position : position + 1]
+    for group in groups:
+        for rule in group:
+            if rule.starts and first not in rule.starts:
+                continue
+            found = _compiled(rule.pattern).match(text, position)
+            if found is not None and found.end() > position:
+                return rule, found
+    return None
 
 
 class _Peeled:
@@ -220,7 +231,7 @@ def under_wrapper(record: Record, outer: Prefix) -> Record:
 
 def is_users_text(message: str) -> bool:
     """Whether a message shows a request: what follows in it was written by a user, not by the server."""
-    return _REQUEST.match(message) is not None
+    return _compiled(_REQUEST).match(message) is not None
 
 
 def is_fragment(line: bytes) -> bool:
@@ -293,17 +304,14 @@ def _take_layers(text: str, position: int, peeled: _Peeled) -> int:
     layers = _layers()
     engines = 0
     for _ in range(MOST_LAYERS):
-        groups: tuple[list[tuple[PrefixRule, re.Pattern[str]]], ...]
+        groups: tuple[list[PrefixRule], ...]
         if engines:
             groups = (layers["engine"], layers["custom"] + layers["field"])
         elif peeled.has("custom"):
             groups = (layers["engine"], layers["field"])
         else:
             groups = (layers["engine"], layers["wrapper"], layers["custom"])
-        hit = next(
-            ((r, m) for group in groups for r, p in group if (m := p.match(text, position)) and m.end() > position),
-            None,
-        )
+        hit = _first_of(groups, text, position)
         if hit is None:
             break
         rule, found = hit
@@ -330,11 +338,11 @@ def _split(peeled: _Peeled, position: int, text: str) -> Iterator[Record]:
 
 def _record(peeled: _Peeled, message: str, text: str) -> Record:
     message = message.strip(" \t\r\n")
-    if "[repeated " in message and (again := _REPEATED.search(message)):
+    if "[repeated " in message and (again := _compiled(_REPEATED).search(message)):
         peeled.repeated = int(again.group(1))
         message = message[: again.start()]
     if peeled.taken and message.endswith(("│", "┃", "║")):
-        message = _BOX_END.sub("", message)
+        message = _compiled(_BOX_END).sub("", message)
     return Record(peeled.prefix(), message, text)
 
 
@@ -347,10 +355,10 @@ def _pieces(peeled: _Peeled, message: str) -> list[tuple[int, int, _Peeled]]:
     lead = message[: starts[0]]
     if _is_record(peeled):
         # A record of its own: only a progress bar ends without a line end (and never quotes anything).
-        if "'" in lead or '"' in lead or not _BAR_END.search(lead[-400:]):
+        if "'" in lead or '"' in lead or not _compiled(_BAR_END).search(lead[-400:]):
             return whole
         starts = starts[:1]
-    elif _USER_TEXT.search(lead):
+    elif _compiled(_USER_TEXT).search(lead):
         return whole
     bounds = [0, *[s for s in starts if s], len(message)]
     return [(a, b, peeled if a == 0 else peeled.copy_without_engine()) for a, b in itertools.pairwise(bounds) if b > a]
@@ -404,7 +412,7 @@ def _json_record(body: str, peeled: _Peeled) -> str | None:
 
 
 def _json_string(body: str) -> str | None:
-    quoted = _EXCERPT.match(body)
+    quoted = _compiled(_EXCERPT).match(body)
     if quoted is None:
         return None
     text = quoted.group("text")

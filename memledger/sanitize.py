@@ -25,6 +25,9 @@ _HINTS: Final = (
     "sk-", "hf_", "gh", "github", "glpat", "xox", "nvapi", "akia", "asia", "aiza", "eyj", "private",
 )  # fmt: skip
 
+# Counts of tokens, which most lines with a hint are about.
+_COUNTS: Final = re.compile(r"\btokens\b|(?<=#)[a-z -]{0,12}token\b|\btoken(?: usage|/s|\(s\))|\((?:token|tok)/s\)")
+
 # Names whose value is a secret. `token` alone is one; of its compounds only those that name whose token it is: engines
 # print `#token: 12`, `eos_token='</s>'`, `max_total_num_tokens=9`.
 _NAMES: Final = r"""
@@ -83,7 +86,7 @@ def strip_terminal(text: str) -> str:
 
 def mask_secrets(text: str) -> str:
     """`text` with API keys, tokens and passwords replaced by `***`."""
-    lower = text.lower()
+    lower = _COUNTS.sub("", text.lower())
     if not any(hint in lower for hint in _HINTS):
         return text
     for pattern in _secrets():
