@@ -12,6 +12,11 @@ def main() -> None:
 
         print(f"memledger {__version__}")
         return
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        from memledger.cli.overview import help_text
+
+        print(help_text())
+        return
     from memledger.cli.app import run
 
     sys.exit(run())

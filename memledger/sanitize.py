@@ -26,7 +26,9 @@ _HINTS: Final = (
 )  # fmt: skip
 
 # Counts of tokens, which most lines with a hint are about.
-_COUNTS: Final = re.compile(r"\btokens\b|(?<=#)[a-z -]{0,12}token\b|\btoken(?: usage|/s|\(s\))|\((?:token|tok)/s\)")
+_COUNTS: Final = re.compile(
+    r"tokens\b(?:['\"]?[=:] ?-?\d+|(?!['\"\\]{0,2}\s*[=:]))|(?<=#)[a-z -]{0,12}token\b|\btoken(?: usage|/s|\(s\))|\((?:token|tok)/s\)"
+)
 
 # Names whose value is a secret. `token` alone is one; of its compounds only those that name whose token it is: engines
 # print `#token: 12`, `eos_token='</s>'`, `max_total_num_tokens=9`.

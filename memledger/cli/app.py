@@ -10,13 +10,7 @@ from typing import Final
 import click
 
 from memledger import __version__
-
-COMMANDS: Final = {
-    "explain": ("memledger.cli.explain", "Where the memory went, from a server's log."),
-    "rules": ("memledger.cli.rules", "The log lines that are understood, and whether their samples still are."),
-    "demo": ("memledger.cli.demo", "The report of a bundled log."),
-}
-"""Each command's module (which holds it under the name `command`) and its line in `--help`."""
+from memledger.cli.overview import COMMANDS, help_text
 
 DONE: Final = 0
 CONDITION_HOLDS: Final = 1
@@ -44,10 +38,9 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, without importing any of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+    def get_help(self, ctx: click.Context) -> str:
+        """The help, as it is printed without click."""
+        return help_text()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,17 +71,11 @@ def _not_a_command(name: str, args: Sequence[str]) -> str:
     cls=LazyGroup,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done; 1 a --fail-on condition holds; 2 wrong usage; 3 nothing recognised; 4 an input can't be read.",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="memledger", message="%(prog)s %(version)s")
 @click.pass_context
 def group(ctx: click.Context) -> None:
-    r"""Where the GPU memory of an SGLang or vLLM server went, and whether the workload needs it there.
-
-    \b
-      memledger explain server.log        a finished or growing log; no GPU needed
-      memledger demo                      what the answer looks like
-    """
+    """Where the GPU memory of an SGLang or vLLM server went, and whether the workload needs it there."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(WRONG_USAGE)

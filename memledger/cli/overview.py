@@ -1,0 +1,37 @@
+"""The commands and the help of `memledger` itself, without click: importing click takes twice as long as Python's start."""
+
+from __future__ import annotations
+
+from typing import Final
+
+COMMANDS: Final = {
+    "explain": ("memledger.cli.explain", "Where the memory went, from a server's log."),
+    "rules": ("memledger.cli.rules", "The log lines that are understood, and whether their samples still are."),
+    "demo": ("memledger.cli.demo", "The report of a bundled log."),
+}
+"""Each command's module (which holds it under the name `command`) and its line in `--help`."""
+
+_HELP: Final = """\
+Usage: memledger [OPTIONS] COMMAND [ARGS]...
+
+  Where the GPU memory of an SGLang or vLLM server went, and whether the
+  workload needs it there.
+
+    memledger explain server.log     a finished or growing log; no GPU needed
+    memledger demo                   what the answer looks like
+
+Options:
+  -V, --version  Show the version and exit.
+  -h, --help     Show this message and exit.
+
+Commands:
+{commands}
+
+  Exit codes: 0 done; 1 a --fail-on condition holds; 2 wrong usage; 3 nothing
+  recognised; 4 an input can't be read."""
+
+
+def help_text() -> str:
+    """What `memledger --help` prints."""
+    width = max(map(len, COMMANDS))
+    return _HELP.format(commands="\n".join(f"  {name:<{width}}  {line}" for name, (_, line) in COMMANDS.items()))
