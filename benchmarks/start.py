@@ -28,7 +28,8 @@ def best(arguments: list[str], folder: str) -> float:
 
 
 def main() -> None:
-    program = [sys.executable, "-m", "memledger"]
+    script = Path(sys.executable).with_name("memledger")
+    program = [str(script)] if script.exists() else [sys.executable, "-m", "memledger"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "server.log"
         generate.write(path, 1)

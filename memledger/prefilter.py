@@ -23,6 +23,10 @@ MEMORY_LITERALS: Final = _MEMORY_LITERALS + tuple(
 """Literals that a memory-like figure cannot do without."""
 
 
+KEPT_FROM: Final = 100
+"""Fewer literals are compiled faster than a file is read."""
+
+
 class Prefilter(Protocol):
     """Finds literals in blocks of bytes."""
 
@@ -55,7 +59,8 @@ class HyperscanPrefilter:
         import hyperscan
 
         key = key_of(str(getattr(hyperscan, "__version__", "")), os.uname().machine, *literals)
-        compiled = cached("literals", key, lambda: _compiled(literals))
+        worth_keeping = len(literals) >= KEPT_FROM
+        compiled = cached("literals", key, lambda: _compiled(literals)) if worth_keeping else _compiled(literals)
         try:
             self._database = _loaded(compiled)
         except hyperscan.HyperscanError:

@@ -22,7 +22,7 @@ _HIDDEN: Final = re.compile(
 # Words without which nothing is a secret: looked for first, because most lines hold none of them.
 _HINTS: Final = (
     "key", "token", "secret", "passw", "passphrase", "credential", "authorization", "bearer", "://", "signature", "sig=",
-    "sk-", "hf_", "gh", "github", "glpat", "xox", "nvapi", "akia", "asia", "aiza", "eyj", "private",
+    "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github", "glpat", "xox", "nvapi", "akia", "asia", "aiza", "eyj", "private",
 )  # fmt: skip
 
 # Counts of tokens, which most lines with a hint are about.
