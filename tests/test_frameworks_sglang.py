@@ -821,6 +821,38 @@ class TestStarts:
         text = log(*WEIGHTS, *POOLS) + log(*WEIGHTS, *POOLS, day="2026-03-02")
         assert len(servers(text)) == 2
 
+    @staticmethod
+    def pool(tokens: int, each: float, free: float) -> tuple[str, str]:
+        return (
+            f"KV Cache is allocated. #tokens: {tokens}, K size: {each} GB, V size: {each} GB",
+            f"Memory pool end. avail mem={free} GB",
+        )
+
+    CAPTURED = "Capture cuda graph end. Time elapsed: 5.37 s. mem usage=1.50 GB. avail mem={} GB."
+
+    def test_two_runs_compared_in_one_paste_are_two_servers(self):
+        text = log(*self.pool(200000, 30.0, 16.0), self.CAPTURED.format("14.50"))
+        text += log(*self.pool(400000, 15.0, 46.0), self.CAPTURED.format("44.50"))
+        found = servers(text)
+        assert [size(s.ranks[0], "kv_cache") for s in found] == [60.0, 30.0]
+        assert [s.ranks[0].capacity.kv_tokens for s in found] == [200000, 400000]
+
+    def test_small_pool_of_the_same_tokens_after_the_capture_is_a_drafts(self):
+        text = log(*self.pool(200000, 30.0, 16.0), self.CAPTURED.format("14.50"), *self.pool(200000, 0.5, 13.0))
+        assert size(rank(text), "kv_cache/draft") == 1.0
+
+    def test_pools_of_ranks_without_their_names_are_no_drafts(self):
+        text = log(*self.pool(200000, 30.0, 16.0), *self.pool(200000, 30.0, 16.1), ranks="")
+        assert size(rank(text), "kv_cache") == 60.0
+
+    def test_sliding_window_pool_alone_does_not_give_its_tokens_to_the_other(self):
+        text = log(
+            "Use sliding window memory pool. full_layer_tokens=375000, swa_layer_tokens=300000",
+            "KV Cache is allocated. #tokens: 300000, K size: 8.25 GB, V size: 5.50 GB",
+        )
+        found = rank(text).capacity
+        assert (found.kv_tokens, found.kv_swa_tokens) == (375000, 300000)
+
     def test_other_ranks_may_end_after_rank_0(self):
         text = log(*START) + log(*START[1:-1], ranks=" TP1")
         assert len(servers(text)) == 1

@@ -696,6 +696,49 @@ def test_an_excerpt_quoted_before_the_whole_log_is_the_same_start():
     assert total(twice.ranks[0], "kv_cache") == 50.0
 
 
+def run_of(weights, pool, tokens, graphs, before=""):
+    """One run as people paste it: the memory lines only."""
+    lines = (
+        f"Model loading took {weights} GiB and 8.1 seconds",
+        f"Available KV cache memory: {pool} GiB",
+        f"GPU KV cache size: {tokens} tokens",
+        f"Graph capturing finished in 20 secs, took {graphs} GiB",
+    )
+    return "".join(f"{before}{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize("prefix", ["", "INFO 11-02 10:12:50 [gpu_worker.py:1] ", "(EngineCore_DP0 pid={pid}) "])
+def test_two_runs_compared_in_one_paste_are_two_servers(prefix):
+    runs = run_of(15.0, 50.0, "400,000", 0.5, prefix.format(pid=81)) + "with fp8:\n"
+    runs += run_of(8.0, 57.0, "900,000", 0.5, prefix.format(pid=181))
+    found = read(runs)
+    assert [total(s.ranks[0], "weights") for s in found] == [15.0, 8.0]
+    assert [total(s.ranks[0], "kv_cache") for s in found] == [50.0, 57.0]
+    assert [s.engines[0].capacity.kv_tokens for s in found] == [400000, 900000]
+
+
+def test_what_the_next_run_repeats_is_its_own_too():
+    found = read(run_of(15.0, 50.0, "400,000", 0.5) + run_of(15.0, 50.0, "480,000", 0.6))
+    assert [total(s.ranks[0], "weights") for s in found] == [15.0, 15.0]
+    assert [total(s.ranks[0], "cuda_graphs") for s in found] == [0.5, 0.6]
+    assert [s.engines[0].capacity.kv_tokens for s in found] == [400000, 480000]
+
+
+def test_figures_of_several_ranks_without_their_names_are_one_run():
+    text = "".join(f"Model loading took {w} GiB and 8.1 seconds\n" for w in (15.0, 15.0, 15.1))
+    text += "".join(f"Available KV cache memory: {k} GiB\n" for k in (50.0, 50.1, 50.0))
+    text += "".join(
+        f"GPU KV cache size: {t} tokens\nMaximum concurrency for 4,096 tokens per request: {c}x\n"
+        for t, c in (("400,000", 97.66), ("400,800", 97.85))
+    )
+    assert only(text).engines[0].capacity.kv_tokens == 400000
+
+
+def test_no_end_of_repeated_lines_is_kept():
+    (server,) = read((run_of(15.0, 50.0, "400,000", 0.5)) * 200)
+    assert total(server.ranks[0], "weights") == 15.0
+
+
 def test_two_servers_at_once_are_told_apart_by_pid():
     text = ARGS + front("non-default args: {'model': 'org/other', 'gpu_memory_utilization': 0.4}", pid=180)
     text += engine_line() + engine_line(pid=181).replace("org/model-8b", "org/other")

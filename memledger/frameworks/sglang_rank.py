@@ -298,9 +298,32 @@ class RankBuilder:
         """Whether the pool lines now read are the draft's: a pool group of this rank was closed before."""
         return self.pool_groups_closed > 0
 
+    def repeats_pool(self, event: Event) -> bool | None:
+        """Whether a pool line after the closed group says what the group said; False where it is the next run's.
+
+        None where it may be a draft's: smaller than the target's and, where it follows the target's capture (before
+        0.5.14), of the target's token count.
+        """
+        target = [i for i in self.items if i.account in {"kv_cache/k", "kv_cache/v", "kv_cache/latent"}]
+        found = [a for name in ("k", "v", "kv") if (a := event.amount(name)) is not None]
+        size, known = sum(a.bytes for a in found), sum(i.amount.bytes for i in target)
+        if not self.pool_groups_closed or self.draft or not found or not known:
+            return None
+        same_tokens = event.count("tokens") == self.kv_tokens
+        if self.has_graphs:
+            return False if size >= known or not same_tokens else None
+        return True if size == known and same_tokens else None
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether a capture of this rank was seen."""
+        return any(i.account.startswith("cuda_graphs/") for i in self.items)
+
     def kv_pool(self, event: Event) -> None:
         """A KV pool line; accounts are decided when the group is complete (two lines may be one sliding-window pool)."""
         if self.unified and not self._is_draft_group():
+            return
+        if self.repeats_pool(event):
             return
         if not any(event.amount(name) for name in ("k", "v", "kv")):
             # Cut off before the sizes: the count stands, the bytes are not known.
@@ -434,7 +457,11 @@ class RankBuilder:
         for index, pool in enumerate(group):
             self._target_pool(pool, index in swa)
         first = next((p for p in main if not _is_index(p)), main[0] if main else group[0])
-        self.kv_tokens = first.tokens if first.tokens is not None else self.kv_tokens
+        tokens = first.tokens
+        if not main and self.swa_sizes is not None:
+            # An excerpt with the sliding-window pool's line only.
+            tokens = self.swa_sizes[1]
+        self.kv_tokens = tokens if tokens is not None else self.kv_tokens
         self.kv_dtype = first.dtype or self.kv_dtype
         if swa and self.kv_swa_tokens is None:
             self.kv_swa_tokens = group[next(iter(swa))].tokens

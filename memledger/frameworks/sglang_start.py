@@ -430,6 +430,9 @@ class StartBuilder:
             return event.id in _STARTS_A_RANK or not self._late_pool(rank)
         if event.id in _STARTS_A_RANK and rank.weights_seen:
             return self._reload(rank, event, over)
+        if event.id == "kv_pool" and not self.config.dumped:
+            # A pasted comparison of two runs: the next one's pool is no draft's.
+            return rank.repeats_pool(event) is False
         return False
 
     def _late_pool(self, rank: RankBuilder) -> bool:

@@ -23,6 +23,74 @@ _FRONT: Final = re.compile(r"(?:API|Api)Server|DPSupervisor|MainProcess")
 _EXTRA_FRONT: Final = re.compile(r"(?:Api|API)Server_\w*\d$")
 """One of several HTTP servers: their parent printed the arguments."""
 
+MOST_REPEATED: Final = 64
+"""Figures of one line, and repeated lines, that are kept to tell a second run from a repetition."""
+
+_STEP: Final = {
+    "weights": "weights",
+    "kv_available": "profile",
+    "v0_budget": "profile",
+    "v0_split": "profile",
+    "v0_profile": "profile",
+    "kv_capacity": "capacity",
+    "concurrency": "capacity",
+    "blocks": "capacity",
+    "graphs": "capture",
+    "budget_split": "capture",
+    "budget_consumed": "capture",
+}
+"""Lines that a start prints once per rank, and the step they belong to: all ranks finish a step before the next one."""
+
+
+class Printed:
+    """What the pasted lines of one start said, step by step: tells another start's lines that carry no pid.
+
+    A pasted comparison of two runs has no start line between them, and each run goes through the same steps. A line of
+    an earlier step that comes again with another figure is the next run's; with the same figure it may be a repetition.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[Event] = []
+        self._first: str | None = None
+        self._figures: dict[str, list[object]] = {}
+        self._step: str | None = None
+        self._engines: dict[int | None, int] = {}
+
+    def take(self, event: Event) -> bool:
+        """Note a line; False, and nothing noted, where it is the next run's."""
+        step = _STEP.get(event.id)
+        if step is None or event.prefix.repeated:
+            return True
+        if event.prefix.pid is not None:
+            return self._take_engine(event, event.prefix.pid)
+        if event.prefix.ranks:
+            return True
+        self._first = self._first or event.id
+        seen = self._figures.setdefault(event.id, [])
+        figures = {name: value for name, value in event.fields.items() if name != "seconds"}
+        if seen and figures not in seen and (self._step != step or self._held):
+            return False
+        if figures not in seen:
+            self._held.clear()
+            if len(seen) < MOST_REPEATED:
+                seen.append(figures)
+        elif (self._step != step or self._held) and len(self._held) < MOST_REPEATED:
+            self._held.append(event)
+        self._step = step
+        return True
+
+    def of_next(self, event: Event) -> list[Event]:
+        """The lines of the run that `event` belongs to that came before it, with the figures of this one."""
+        if event.id == self._first:
+            return []
+        begins = [i for i, held in enumerate(self._held) if held.id == self._first]
+        return self._held[begins[-1] if begins else 0 :]
+
+    def _take_engine(self, event: Event, pid: int) -> bool:
+        if not _ENGINE.match(event.prefix.process or ""):
+            return True
+        return self._engines.setdefault(event.prefix.ranks.get("dp"), pid) == pid
+
 
 class VllmReader:
     """Builds servers from vLLM's events; keeps running figures only."""
@@ -33,6 +101,7 @@ class VllmReader:
         self._starts: list[Start] = []
         self._command: Event | None = None
         self._early: list[Event] = []
+        self._printed: dict[int, Printed] = {}
 
     def feed(self, event: Event) -> None:
         """Take one event in order."""
@@ -83,9 +152,23 @@ class VllmReader:
             start = known
         else:
             start = self._of_other(event, group)
+        start = self._or_next_run(start, event)
         if pid is not None:
             start.pids.add(pid)
         return start
+
+    def _or_next_run(self, start: Start, event: Event) -> Start:
+        """The start, or a new one where a pasted line without a start line before it is the next run's."""
+        printed = self._printed.setdefault(id(start), Printed())
+        if printed.take(event) or start.engine_lines:
+            return start
+        following = self._new(event)
+        again = self._printed[id(following)] = Printed()
+        for earlier in printed.of_next(event):
+            following.take(earlier)
+            again.take(earlier)
+        again.take(event)
+        return following
 
     def _of_engine(self, event: Event, group: list[Start], known: Start | None) -> Start:
         if (again := next((s for s in reversed(group) if s.has_line(event)), None)) is not None:
