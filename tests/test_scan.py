@@ -2,14 +2,16 @@
 
 import random
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memledger.events import Event
-from memledger.grammar import Rule, RuleSet, compile_pattern, load_rules
+from memledger.grammar import LONGEST_PLAIN, Rule, RuleSet, compile_pattern, find, load_rules
 from memledger.prefilter import MEMORY_LITERALS, PythonPrefilter, prefilter
+from memledger.prefix import peel
 from memledger.scan import LONGEST_LINE, Scanner, check_rules
 from memledger.units import GIB, Amount
 
@@ -463,6 +465,29 @@ def test_samples_in_random_order_give_the_same_events_with_both_prefilters(bundl
         found.append((shown(list(scanner.events([data], 0))), scanner.unrecognized))
     assert found[0] == found[1]
     assert len(found[0][0]) > len(lines) / 2
+
+
+def test_re_and_regex_read_the_same_from_every_sample(bundled: RuleSet) -> None:
+    """Ordinary lines are matched by `re`, long ones by `regex`."""
+    for rule in bundled.rules:
+        if any(kind.endswith("*") for kind in rule.fields.values()):
+            continue
+        for sample in rule.sample:
+            message = peel(sample.line)[1]
+            plain, timed = find(rule, message), compile_pattern(rule.pattern).match(message)
+            assert (plain is None) == (timed is None), rule.full_id
+            if plain is not None and timed is not None:
+                assert plain.groupdict() == timed.groupdict(), rule.full_id
+
+
+def test_re_needs_no_more_than_linear_time_either(bundled: RuleSet) -> None:
+    for rule in bundled.rules:
+        start = re.split(r"[\\(\[.?*+{|]", rule.pattern, maxsplit=1)[0]
+        for filler in (rule.literals[0] + " ", "1", "a, ", " ", "(", ", x: 1"):
+            line = (start + rule.literals[0] + filler * LONGEST_PLAIN)[:LONGEST_PLAIN]
+            began = time.perf_counter()
+            find(rule, line)
+            assert time.perf_counter() - began < 0.5, rule.full_id
 
 
 def test_patterns_need_no_more_than_linear_time(bundled: RuleSet) -> None:
