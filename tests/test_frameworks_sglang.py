@@ -845,6 +845,10 @@ class TestStarts:
         text = log(*self.pool(200000, 30.0, 16.0), *self.pool(200000, 30.0, 16.1), ranks="")
         assert size(rank(text), "kv_cache") == 60.0
 
+    def test_load_whose_end_is_not_in_the_log_leaves_the_ledger_open(self):
+        found = rank(log(WEIGHTS[0], *POOLS, *GRAPHS))
+        assert (found.residual.verdict, found.residual.reason) == ("open", "the weights' own line is not in the log")
+
     def test_sliding_window_pool_alone_does_not_give_its_tokens_to_the_other(self):
         text = log(
             "Use sliding window memory pool. full_layer_tokens=375000, swa_layer_tokens=300000",

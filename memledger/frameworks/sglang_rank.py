@@ -718,8 +718,10 @@ class RankBuilder:
         return [i for i in items if i.order > last and i.basis == "logged" and not i.account.startswith("host/")]
 
     def _missing_lines(self, items: list[Item], facts: RankFacts) -> str | None:
-        """Pools that exist and whose lines are not in the log (a condensed excerpt)."""
+        """Weights and pools that exist and whose lines are not in the log (a condensed excerpt)."""
         accounts = {i.account.partition("/")[0] for i in items}
+        if "weights" not in accounts and self.begin is not None and self.begin_stage == "weights":
+            return "the weights' own line is not in the log"
         if "kv_cache" not in accounts and (facts.capacity.kv_tokens or 0) > 0:
             return "the KV pool's own line is not in the log"
         # The state of a unified pool lies in its one buffer and has no line of its own.
