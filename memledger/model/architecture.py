@@ -1,0 +1,196 @@
+"""What a model is made of, as far as memory is concerned: frozen values, read from a `config.json` or a bundled table.
+
+Dimensions are whole-model (not yet divided by tensor parallel size) and counted in elements, heads or tokens; bytes come
+from the functions of this package, which take the element sizes as arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class NotModelledError(ValueError):
+    """A formula is not known for this architecture, framework or version; the message says which and why."""
+
+
+class Attention(msgspec.Struct, frozen=True, tag="attention"):
+    """Attention with keys and values per head (MHA, GQA). `window`: tokens kept by a sliding-window layer, None for full."""
+
+    query_heads: int
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None = None
+    gated_output: bool = False
+
+
+class LatentAttention(msgspec.Struct, frozen=True, tag="latent"):
+    """Multi-head latent attention: one latent and one rope part per token, shared by all heads, not divided by TP.
+
+    `index_dim`: head dimension of a sparse-attention indexer's key cache (DSA), None without one. `index_heads` its heads.
+    """
+
+    query_heads: int
+    latent_dim: int
+    rope_dim: int
+    nope_dim: int
+    v_dim: int
+    q_lora_rank: int | None = None
+    index_dim: int | None = None
+    index_heads: int | None = None
+
+
+class GatedDeltaNet(msgspec.Struct, frozen=True, tag="gdn"):
+    """Gated delta net (Qwen3-Next, Qwen3.5 and later)."""
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    conv_kernel: int
+
+
+class KimiDeltaAttention(msgspec.Struct, frozen=True, tag="kda"):
+    """Kimi delta attention (Kimi-Linear, Kimi-K3, Ling 3)."""
+
+    heads: int
+    head_dim: int
+    conv_kernel: int
+    k_heads: int | None = None
+    k_dim: int | None = None
+    full_rank_gate: bool = False
+
+
+class Mamba2(msgspec.Struct, frozen=True, tag="mamba2"):
+    """Mamba-2 (Nemotron-H, Granite-H, Falcon-H1)."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    conv_kernel: int
+
+
+class Mamba1(msgspec.Struct, frozen=True, tag="mamba1"):
+    """Mamba-1 (Jamba, Falcon-Mamba)."""
+
+    intermediate: int
+    state_size: int
+    conv_kernel: int
+    time_step_rank: int | None = None
+
+
+class Lightning(msgspec.Struct, frozen=True, tag="lightning"):
+    """Linear attention without a convolution (MiniMax-Text-01, Ring/Ling linear 2.x)."""
+
+    heads: int
+    head_dim: int
+
+
+class ShortConvolution(msgspec.Struct, frozen=True, tag="short_conv"):
+    """A short convolution's window only (LFM2)."""
+
+    width: int
+    conv_kernel: int
+
+
+State = GatedDeltaNet | KimiDeltaAttention | Mamba2 | Mamba1 | Lightning | ShortConvolution
+StateKind = Literal["gdn", "kda", "mamba2", "mamba1", "lightning", "short_conv"]
+
+
+class DenseMlp(msgspec.Struct, frozen=True, tag="dense"):
+    """A feed-forward block; `gated`: three matrices instead of two."""
+
+    intermediate: int
+    gated: bool = True
+
+
+class MoeMlp(msgspec.Struct, frozen=True, tag="moe"):
+    """Routed experts with optional shared experts; `width`: input size of an expert where it is not the hidden size."""
+
+    experts: int
+    intermediate: int
+    shared_intermediate: int = 0
+    shared_gate: bool = False
+    gated: bool = True
+    width: int | None = None
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """One layer. A hybrid layer may have attention, state, or both (Falcon-H1); `mlp` is None where it has none."""
+
+    attention: Attention | LatentAttention | None = None
+    state: State | None = None
+    mlp: DenseMlp | MoeMlp | None = None
+
+
+class Quantization(msgspec.Struct, frozen=True):
+    """How weights are stored: `method` as in the config (fp8, awq, gptq, mxfp4, modelopt ...), `bits`, `group`; `skipped` modules stay 16-bit."""
+
+    method: str
+    bits: int | None = None
+    group: int | None = None
+    skipped: tuple[str, ...] = ()
+
+
+class Architecture(msgspec.Struct, frozen=True):
+    """A model's fields that decide memory. `source` says where they come from (a file, or a table row with its source)."""
+
+    name: str
+    model_type: str
+    class_name: str
+    hidden: int
+    vocabulary: int
+    layers: tuple[Layer, ...]
+    max_positions: int | None = None
+    tied_embeddings: bool = False
+    dtype: str = "bfloat16"
+    state_dtype: str | None = None
+    draft_layers: tuple[Layer, ...] = ()
+    quantization: Quantization | None = None
+    vision_parameters: int | None = None
+    rope_dim: int | None = None
+    rope_factor: int = 1
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def full_attention_layers(self) -> tuple[Layer, ...]:
+        """Layers that keep every token (latent attention included)."""
+        return tuple(
+            layer
+            for layer in self.layers
+            if isinstance(layer.attention, LatentAttention)
+            or (isinstance(layer.attention, Attention) and layer.attention.window is None)
+        )
+
+    @property
+    def sliding_layers(self) -> tuple[Layer, ...]:
+        """Layers that keep a window of tokens."""
+        return tuple(
+            layer
+            for layer in self.layers
+            if isinstance(layer.attention, Attention) and layer.attention.window is not None
+        )
+
+    @property
+    def state_layers(self) -> tuple[Layer, ...]:
+        """Layers with recurrent state."""
+        return tuple(layer for layer in self.layers if layer.state is not None)
+
+
+class Parallel(msgspec.Struct, frozen=True):
+    """How the model is spread: sizes as the engines name them; `attention_tp` differs from `tp` under DP attention."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    dp: int = 1
+    dp_attention: bool = False
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share one request's heads: `tp / dp` under SGLang's DP attention, else `tp`."""
+        return max(1, self.tp // self.dp) if self.dp_attention else self.tp
