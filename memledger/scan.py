@@ -31,13 +31,14 @@ from memledger.sanitize import clean, strip_terminal
 from memledger.usage import DIGITS, Shape, UsageLines, learn
 
 MOST_EXAMPLES: Final = 20
-LONGEST_LINE: Final = 4 * 2**20
+LONGEST_LINE: Final = 2**20
 """Longer lines are cut for parsing (nothing that the engines print about memory comes near)."""
 
 KEEP_BELOW: Final = 8 * 2**20
 MOST_SHAPES: Final = 4096
 LONGEST_SHAPE: Final = 2000
 MOST_CONTINUATION_LINES: Final = 8
+LONGEST_WRAPPED: Final = 64 * 2**10
 LONGEST_CONTINUATION: Final = 4096
 MOST_FRAGMENTS: Final = 64
 LONGEST_FRAGMENT: Final = 128 * 2**10
@@ -105,23 +106,28 @@ class Scanner:
             self.bytes += len(block)
             data = rest + block if rest else block
             idle = not block
+            start = 0
+            if inside_line:
+                # The rest of a line that was too long: nothing in it is looked at.
+                start = _line_end(data)
+                if start == len(data):
+                    rest = b""
+                    continue
+                inside_line = False
             cut = _cut(data)
             if cut == 0:
                 rest = data
+                inside_line = start > 0
                 continue
-            start = 0
-            if inside_line:
-                start = min(i for i in (data.find(b"\n"), data.find(b"\r"), len(data)) if i >= 0)
-                inside_line = start == len(data)
             stop = yield from self._chunk(data, start, cut, more=not idle)
-            inside_line = inside_line or (stop == cut and data[cut - 1 : cut] not in {b"\n", b"\r"})
+            inside_line = stop == cut and data[cut - 1 : cut] not in {b"\n", b"\r"}
             rest = data[stop:]
         if rest:
-            start = 0
-            if inside_line:
-                start = min(i for i in (rest.find(b"\n"), rest.find(b"\r"), len(rest)) if i >= 0)
+            start = _line_end(rest) if inside_line else 0
             yield from self._chunk(rest, start, len(rest), more=False)
             self.lines += not rest.endswith(b"\n")
+        elif inside_line:
+            self.lines += 1
         yield from self._last_usage()
 
     def _chunk(self, data: bytes, start: int, cut: int, more: bool) -> Generator[Event, None, int]:
@@ -187,7 +193,7 @@ class Scanner:
 
     def _following(self, data: bytes, line: bytes, right: int, ids: frozenset[int], more: bool) -> list[bytes] | None:
         """The lines after a hit line, in case it was wrapped or split; None: not all of them are here yet."""
-        if not any(i < self._anchor_count for i in ids):
+        if len(line) > LONGEST_WRAPPED or not any(i < self._anchor_count for i in ids):
             return []
         most = MOST_FRAGMENTS if is_fragment(line) else MOST_CONTINUATION_LINES
         longest = LONGEST_FRAGMENT if most == MOST_FRAGMENTS else LONGEST_CONTINUATION
@@ -420,6 +426,11 @@ class _ChunkReader:
         return self._data[self._data.rfind(b"\n", 0, offset - 1) + 1 : offset - 1]
 
 
+def _line_end(data: bytes) -> int:
+    """Where the first line (or piece before a carriage return) of `data` ends; its length if it does not."""
+    return min(i for i in (data.find(b"\n"), data.find(b"\r"), len(data)) if i >= 0)
+
+
 def _cut(data: bytes) -> int:
     """How much of `data` can be read: whole lines; of a line that never ends, whole pieces between carriage returns."""
     cut = data.rfind(b"\n") + 1
@@ -439,6 +450,8 @@ def _end_of_request(data: bytes, left: int, right: int, more: bool) -> int | Non
     A prompt that was logged raw goes on to the line that closes it; None: that line may still come. Where no line closes
     it, it was cut, and what follows counts.
     """
+    if right - left >= LONGEST_LINE:
+        return right
     opened = _REQUEST_OPENS.search(data, left, right)
     if opened is None or _REQUEST_CLOSES.search(data, opened.end(), right) or data[left:right].rstrip().endswith(b")"):
         return right

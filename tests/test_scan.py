@@ -12,7 +12,7 @@ from memledger.events import Event
 from memledger.grammar import LONGEST_PLAIN, Rule, RuleSet, compile_pattern, find, load_rules
 from memledger.prefilter import MEMORY_LITERALS, PythonPrefilter, prefilter
 from memledger.prefix import peel
-from memledger.scan import LONGEST_LINE, Scanner, check_rules
+from memledger.scan import LONGEST_LINE, LONGEST_REQUEST, Scanner, check_rules
 from memledger.units import GIB, Amount
 
 POOL = Rule(
@@ -424,6 +424,37 @@ def test_a_line_that_never_ends_is_cut_and_what_follows_it_is_read() -> None:
         events, scanner = scan(long, block)
         assert [(e.line, e.count("tokens")) for e in events] == [(2, 1000)]
         assert scanner.lines == 2
+
+
+@pytest.mark.parametrize("length", [LONGEST_LINE - 1, LONGEST_LINE, LONGEST_LINE * 3 + 7])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_single_long_line_is_one_line(length: int, end: str) -> None:
+    for block in (1 << 16, LONGEST_LINE, 1 << 23):
+        events, scanner = scan("x" * length + end, block)
+        assert (events, scanner.lines, scanner.bytes) == ([], 1, length + len(end))
+
+
+@pytest.mark.parametrize(
+    "text", ["Weights end. type=M, KV cache 12.5 GiB; ", "Received request a: prompt: 'GiB ", "\\n 3 GB"]
+)
+def test_what_is_held_in_memory_does_not_grow_with_a_line(text: str) -> None:
+    seen: list[int] = []
+    scanner = Scanner(RULES)
+    whole = scanner._matcher
+
+    class Watched:
+        name = "watched"
+
+        def scan(self, block: bytes) -> list[tuple[int, int]]:
+            seen.append(len(block))
+            return whole.scan(block)
+
+    scanner._matcher = Watched()
+    line = (STAMP + text * (6 * LONGEST_LINE // len(text))).encode()
+    data = line + b"\n" + POOL_LINE.encode()
+    events = list(scanner.events((data[i : i + 65536] for i in range(0, len(data), 65536)), 0))
+    assert [(e.id, e.line) for e in events][-1] == ("pool", 2)
+    assert max(seen) <= LONGEST_LINE + LONGEST_REQUEST + 2 * 65536
 
 
 def test_ten_megabytes_of_bars_on_one_line() -> None:
