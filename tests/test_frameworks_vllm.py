@@ -859,6 +859,14 @@ def test_a_single_gpu_is_tp_0():
     assert (rank.label, rank.dp, rank.pp) == ("TP0", None, None)
 
 
+def test_one_of_several_workers_alone_in_an_excerpt_is_no_rank_0():
+    line = "(RayWorkerWrapper pid=1243, ip=192.0.2.3) INFO 11-02 10:12:50 [worker.py:267] model weights take 22.5GiB; "
+    line += "non_torch_memory takes 0.25GiB; PyTorch activation peak memory takes 0.5GiB; the rest of the memory "
+    line += "reserved for KV Cache is 23.0GiB. [repeated 7x across cluster]\n"
+    (rank,) = only(line).ranks
+    assert (rank.label, total(rank, "weights")) == ("pid 1243", 22.5)
+
+
 def test_ranks_that_printed_nothing_are_said_to_be_missing():
     text = engine_line("0.13.0", tp=4) + worker(0, "Model loading took 23.2619 GiB memory and 8 seconds")
     server = only(text)

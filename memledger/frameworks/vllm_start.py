@@ -772,7 +772,9 @@ class Start:
         for key in keys:
             label, prefix = labels[key], self._rank_events[key].prefix
             driver = prefix.process is None and prefix.pid is None
-            if label["tp"] is None and label["pp"] is None and (len(keys) == 1 or alone or driver):
+            # Such a worker is one of several: alone in an excerpt, it may be any of them.
+            only = len(keys) == 1 and not re.match(r"VllmWorkerProcess|RayWorkerWrapper", prefix.process or "")
+            if label["tp"] is None and label["pp"] is None and (only or alone or driver):
                 label["tp"] = 0
 
     def _several_engines(self, config: dict[str, Any]) -> bool:
