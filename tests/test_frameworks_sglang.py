@@ -837,6 +837,25 @@ class TestStarts:
         assert [size(s.ranks[0], "kv_cache") for s in found] == [60.0, 30.0]
         assert [s.ranks[0].capacity.kv_tokens for s in found] == [200000, 400000]
 
+    def test_capacity_lines_of_two_runs_are_two_servers(self):
+        other = CAPACITY.replace("330323", "240000").replace("8.90", "12.50")
+        found = servers(log(CAPACITY) + "with other settings:\n" + log(other))
+        assert [s.ranks[0].capacity.kv_tokens for s in found] == [330323, 240000]
+        assert len(servers(log(CAPACITY) + log(CAPACITY))) == 1
+
+    def test_capture_after_a_start_that_has_ended_is_the_next_runs(self):
+        text = log(self.CAPTURED.format("14.50"), CAPACITY)
+        text += log(self.CAPTURED.format("24.50"), CAPACITY.replace("330323", "240000"))
+        found = servers(text)
+        assert [size(s.ranks[0], "cuda_graphs") for s in found] == [1.5, 1.5]
+        assert [s.ranks[0].capacity.kv_tokens for s in found] == [330323, 240000]
+
+    def test_captures_after_a_capacity_line_quoted_first_are_of_one_start(self):
+        text = log(CAPACITY) + log(
+            *GRAPHS, "Capture target prefill CUDA graph end. elapsed=9.5 s, mem usage=1.50 GB, avail mem=27.50 GB."
+        )
+        assert size(rank(text), "cuda_graphs") == 1.6
+
     def test_small_pool_of_the_same_tokens_after_the_capture_is_a_drafts(self):
         text = log(*self.pool(200000, 30.0, 16.0), self.CAPTURED.format("14.50"), *self.pool(200000, 0.5, 13.0))
         assert size(rank(text), "kv_cache/draft") == 1.0

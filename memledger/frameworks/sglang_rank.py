@@ -319,6 +319,13 @@ class RankBuilder:
         """Whether a capture of this rank was seen."""
         return any(i.account.startswith("cuda_graphs/") for i in self.items)
 
+    @property
+    def captured_before_end(self) -> bool:
+        """Whether a capture of this rank stands before its capacity line, in the order of the log."""
+        end = (self.final.input, self.final.line) if self.final is not None else (0, 0)
+        graphs = [i for i in self.items if i.account.startswith("cuda_graphs/")]
+        return any((e.input, e.line) < end for i in graphs for e in i.evidence)
+
     def kv_pool(self, event: Event) -> None:
         """A KV pool line; accounts are decided when the group is complete (two lines may be one sliding-window pool)."""
         if self.unified and not self._is_draft_group():

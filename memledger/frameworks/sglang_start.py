@@ -70,6 +70,7 @@ _HOST_EVENTS: Final[dict[str, tuple[str, str]]] = {
 _OLD_GRAPHS: Final = {"draft": "cuda_graphs/draft", "piecewise": "cuda_graphs/prefill"}
 _STARTS_A_RANK: Final = frozenset({"load_weight_begin", "load_weight_end", "init_begin"})
 _LEDGER_START: Final = frozenset({*_STARTS_A_RANK, "init_begin", "kv_pool", "state_pool", "pool_end"})
+_CAPTURES: Final = frozenset({"graph_begin", "graph_begin_old", "graph_end", "graph_end_old"})
 _SERVING: Final = frozenset({"prefill_batch", "decode_batch", "retraction"})
 _FUNCTION_PHASES: Final[dict[str, str]] = {
     "load_model": "weights",
@@ -414,7 +415,7 @@ class StartBuilder:
         if event.id == "server_args":
             return self._new_dump(event)
         if event.id not in _LEDGER_START:
-            return False
+            return not self.config.dumped and self._of_next_run(event)
         rank = self.ranks.get(_key(event))
         if rank is None:
             # Every rank of a start has begun before its server is up; another label then is another start's.
@@ -434,6 +435,15 @@ class StartBuilder:
             # A pasted comparison of two runs: the next one's pool is no draft's.
             return rank.repeats_pool(event) is False
         return False
+
+    def _of_next_run(self, event: Event) -> bool:
+        """A pasted comparison of two runs: the end of a start that has ended already, with other figures."""
+        rank = self.ranks.get(_key(event))
+        if rank is None or rank.final is None:
+            return False
+        if event.id == "capacity":
+            return not _may_be_cut(event) and event.count("tokens") != rank.final.count("tokens")
+        return event.id in _CAPTURES and rank.captured_before_end
 
     def _late_pool(self, rank: RankBuilder) -> bool:
         """Lines out of time order in a pasted excerpt: a pool after the capacity line of a rank that had none."""
