@@ -16,7 +16,11 @@ class NotModelledError(ValueError):
 
 
 class Attention(msgspec.Struct, frozen=True, tag="attention"):
-    """Attention with keys and values per head (MHA, GQA). `window`: tokens kept by a sliding-window layer, None for full."""
+    """Attention with keys and values per head (MHA, GQA). `window`: tokens kept by a sliding-window layer, None for full.
+
+    `bias`: the query, key and value projections have one; `qk_norm`: norms over queries and keys; `shared_kv_projection`:
+    one weight makes keys and values (Gemma 4's full layers); both are still cached.
+    """
 
     query_heads: int
     kv_heads: int
@@ -24,6 +28,9 @@ class Attention(msgspec.Struct, frozen=True, tag="attention"):
     v_dim: int
     window: int | None = None
     gated_output: bool = False
+    bias: bool = False
+    qk_norm: bool = False
+    shared_kv_projection: bool = False
 
 
 class LatentAttention(msgspec.Struct, frozen=True, tag="latent"):
@@ -40,6 +47,7 @@ class LatentAttention(msgspec.Struct, frozen=True, tag="latent"):
     q_lora_rank: int | None = None
     index_dim: int | None = None
     index_heads: int | None = None
+    gated_output: bool = False
 
 
 class GatedDeltaNet(msgspec.Struct, frozen=True, tag="gdn"):
@@ -108,7 +116,10 @@ class DenseMlp(msgspec.Struct, frozen=True, tag="dense"):
 
 
 class MoeMlp(msgspec.Struct, frozen=True, tag="moe"):
-    """Routed experts with optional shared experts; `width`: input size of an expert where it is not the hidden size."""
+    """Routed experts with optional shared experts; `width`: input size of an expert where it is not the hidden size.
+
+    `bias`: experts have biases (gpt-oss). `intermediate` is one expert's; `shared_intermediate` all shared experts' together.
+    """
 
     experts: int
     intermediate: int
@@ -116,6 +127,7 @@ class MoeMlp(msgspec.Struct, frozen=True, tag="moe"):
     shared_gate: bool = False
     gated: bool = True
     width: int | None = None
+    bias: bool = False
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -127,16 +139,29 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Quantization(msgspec.Struct, frozen=True):
-    """How weights are stored: `method` as in the config (fp8, awq, gptq, mxfp4, modelopt ...), `bits`, `group`; `skipped` modules stay 16-bit."""
+    """How weights are stored: `method` as in the config (fp8, awq, gptq, mxfp4, modelopt ...), `bits`, `group`.
+
+    `group`: weights that share a scale (for `fp8` the side of a square block, None for one scale per tensor or channel).
+    `skipped` modules stay 16-bit. `zero_points`: a zero per group is stored. `named_only`: known from the model's name, so
+    details are assumptions. `mixed`: several formats in one model, sizes not modelled.
+    """
 
     method: str
     bits: int | None = None
     group: int | None = None
     skipped: tuple[str, ...] = ()
+    zero_points: bool = False
+    named_only: bool = False
+    mixed: bool = False
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """A model's fields that decide memory. `source` says where they come from (a file, or a table row with its source)."""
+    """A model's fields that decide memory. `source` says where they come from (a file, or a table row with its source).
+
+    `model_type` is the text model's, without `_text`. `state_dtype`: the temporal state's type that the config names,
+    under the key `state_dtype_key`. `rope_rows`: rows of one rotary table (None: `max_positions`), times `rope_factor`
+    where the engine stores several (M-RoPE under vLLM), for each of `rope_tables` distinct tables. `unknown`: config keys that the source lacks; formulas that need them refuse.
+    """
 
     name: str
     model_type: str
@@ -148,11 +173,16 @@ class Architecture(msgspec.Struct, frozen=True):
     tied_embeddings: bool = False
     dtype: str = "bfloat16"
     state_dtype: str | None = None
+    state_dtype_key: str | None = None
     draft_layers: tuple[Layer, ...] = ()
     quantization: Quantization | None = None
     vision_parameters: int | None = None
     rope_dim: int | None = None
     rope_factor: int = 1
+    rope_rows: int | None = None
+    rope_tables: int = 1
+    multimodal: bool = False
+    unknown: tuple[str, ...] = ()
     source: str = ""
     notes: tuple[str, ...] = ()
 
