@@ -166,11 +166,17 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What the engine allowed itself: `static_bytes` for weights and pools, `slack_bytes` outside it; `rule` in words."""
+    """What the engine allowed itself: `static_bytes` for weights and pools, `slack_bytes` outside it; `rule` in words.
+
+    `graph_estimate_bytes` is the engine's own estimate of its CUDA graphs (vLLM), `graph_estimate_charged` whether the
+    budget was charged with it; None where no line says it.
+    """
 
     static_bytes: int | None = None
     slack_bytes: int | None = None
     rule: str | None = None
+    graph_estimate_bytes: int | None = None
+    graph_estimate_charged: bool | None = None
 
 
 class Concurrency(msgspec.Struct, frozen=True):

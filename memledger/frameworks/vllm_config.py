@@ -92,6 +92,7 @@ class ConfigFacts:
         self.backends: dict[str, str] = {}
         self.draft = False
         self._batched: list[int] = []
+        self._checkpoints: list[int] = []
 
     def take(self, event: Event) -> None:
         """One configuration event."""
@@ -181,6 +182,20 @@ class ConfigFacts:
 
     def _drafter(self, _: Event) -> None:
         self.draft = True
+
+    def _checkpoint_size(self, event: Event) -> None:
+        # One line per model, repeated by workers: the second size is the draft's.
+        size, ram = event.amount("size"), event.amount("ram")
+        if ram is not None:
+            self.lines["ram"] = min(ram.bytes, self.lines.get("ram", ram.bytes))
+        if size is not None and size.bytes not in self._checkpoints and len(self._checkpoints) < 2:
+            self._checkpoints.append(size.bytes)
+
+    def _hybrid_manager_off(self, _: Event) -> None:
+        self.lines["window_as_full"] = True
+
+    def _warmup_failed(self, _: Event) -> None:
+        self.lines["warmup_failed"] = True
 
     # -- backends
 
@@ -355,6 +370,9 @@ class ConfigFacts:
             "max_lora_rank": as_int(asked("max_lora_rank")),
             "sleep_mode": as_flag(asked("enable_sleep_mode")),
             "load_format": as_text(self.engine.get("load_format")),
+            "checkpoint_bytes": self._checkpoints[0] if self._checkpoints else None,
+            "draft_checkpoint_bytes": self._checkpoints[1] if len(self._checkpoints) > 1 and self.draft else None,
+            "host_available_bytes": self.lines.get("ram"),
             **self._graph_names(),
             **self._backend_names(),
         }

@@ -165,6 +165,8 @@ class _Builder:
             requested.amount.bytes if requested is not None else None,
             device.bytes - requested.amount.bytes if requested is not None and device is not None else None,
             self.budget_rule(device, requested),
+            estimate.amount.bytes if estimate is not None else None,
+            self.estimate_charged(estimate, charged, activation is not None),
         )
         return Ledger(tuple(self.entries), stages, residual, budget, device, tuple(self.notes))
 
@@ -294,10 +296,13 @@ class _Builder:
             self.add("non_torch", non_torch, "pools")
 
     def weights_detail(self) -> dict[str, Any]:
+        detail: dict[str, Any] = {}
         records = self.facts.event("state_records")
-        if records is None or (size := records.amount("size")) is None:
-            return {}
-        return {"includes_state_records_bytes": size.bytes, "requests": records.count("requests")}
+        if records is not None and (size := records.amount("size")) is not None:
+            detail |= {"includes_state_records_bytes": size.bytes, "requests": records.count("requests")}
+        if self.facts.event("drafter") is not None and not self.context.draft_apart:
+            detail["includes_draft"] = True
+        return detail
 
     def graph_estimate(self, device: Amount | None) -> Figure | None:
         """The engine's estimate of the graphs, whether the budget was charged with it or not."""
@@ -315,6 +320,14 @@ class _Builder:
         return Figure(
             Amount(int((used - without) * device.bytes), int(1e-4 * device.bytes) + 1), (source.evidence,), "derived"
         )
+
+    def estimate_charged(self, estimate: Figure | None, charged: Amount, tested: bool) -> bool | None:
+        """Whether the budget was charged with the graph estimate: by the printed sum, else as a line says."""
+        if estimate is None:
+            return None
+        if tested:
+            return charged.bytes > 0
+        return self.charged_by_message()
 
     def charged_by_message(self) -> bool | None:
         source = self.facts.event("graphs_in_budget")
@@ -435,9 +448,11 @@ class _Builder:
             self.notes.append("the budget left no memory for the KV pool: the figure printed for it is not positive")
             return
         used, detail = self.used_part(grant.amount)
+        other = self.other_grant(grant)
         if used is None:
-            self.add("kv_cache/pool", grant, "pools", **self.context.pool_detail)
+            self.add("kv_cache/pool", grant, "pools", **self.context.pool_detail, **other)
             return
+        detail = {**detail, **other}
         self.add(
             "kv_cache/pool",
             Figure(used, grant.evidence, "derived"),
@@ -445,6 +460,16 @@ class _Builder:
             **{**self.context.pool_detail, **detail},
         )
         self.add("kv_cache/unused", Figure(grant.amount - used, grant.evidence, "derived"), "pools", **detail)
+
+    def other_grant(self, grant: Figure) -> dict[str, Any]:
+        """A second figure for the same grant that the first contradicts: both are rounded, neither is adjusted."""
+        if self.facts.event("multimodal_reserve") is not None:
+            return {}
+        for rule, field in (("budget_consumed", "kv"), ("budget_split", "kv"), ("kv_available", "kv")):
+            found = self.facts.amount(rule, field)
+            if found is not None and not (found - grant.amount).is_zero():
+                return {"contradicted_bytes": found.bytes}
+        return {}
 
     def used_part(self, grant: Amount) -> tuple[Amount | None, dict[str, Any]]:
         """The part of the grant that became blocks, where something says that it is smaller than the grant."""

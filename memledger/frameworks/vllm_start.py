@@ -73,6 +73,7 @@ ENGINE_RULES: Final = frozenset(
         "cp_multiplied",
         "state_padding",
         "padding_layers",
+        "page_remarks",
     }
 )
 """Rules whose lines say what one engine's pool holds."""
@@ -105,6 +106,8 @@ class EngineFacts(msgspec.Struct):
     multiplied: int | None = None
     padding_percent: float | None = None
     padding_layers: int | None = None
+    padding_layers_percent: float | None = None
+    page_waste_percent: float | None = None
     usage: UsageFacts | None = None
 
 
@@ -460,6 +463,9 @@ class Start:
             engine.padding_percent = event.number("percent")
         elif rule == "padding_layers":
             engine.padding_layers = event.count("layers")
+            engine.padding_layers_percent = event.number("percent")
+        elif rule == "page_remarks" and (percent := event.number("percent")) is not None:
+            engine.page_waste_percent = max(percent, engine.page_waste_percent or 0.0)
 
     def _take_capacity(self, engine: EngineFacts, event: Event) -> None:
         """Tokens and concurrency; printed once per worker up to 0.11.0, and the smallest is real."""
@@ -721,6 +727,8 @@ class Start:
             notes += [f"{ranks[-1].label}: {n}" if len(keys) > 1 else n for n in ledger.notes]
         ranks.sort(key=_rank_order)
         self._note_suppressed(ranks, notes)
+        if self.config.lines.get("warmup_failed"):
+            notes.append("a state kernel's warm-up failed: the first request may run out of memory in the autotuner")
         self._note_silent(len(keys), config, notes)
         return tuple(ranks)
 
@@ -841,6 +849,10 @@ class Start:
             "tokens_rule": token_rule(capacity) if engine.tokens is not None else None,
             "state_padding_percent": engine.padding_percent,
             "padding_layers": engine.padding_layers,
+            "padding_layers_percent": engine.padding_layers_percent,
+            "page_waste_percent": engine.page_waste_percent,
+            "groups": len(engine.group_blocks) if len(engine.group_blocks) > 1 else None,
+            "window_as_full": True if self.config.lines.get("window_as_full") else None,
             "includes_recurrent_state": True if engine.attention_block is not None else None,
         }
         return {k: v for k, v in detail.items() if v is not None}
