@@ -856,6 +856,13 @@ class TestStarts:
         )
         assert size(rank(text), "cuda_graphs") == 1.6
 
+    def test_excerpt_quoted_before_the_whole_log_is_no_start_of_its_own(self):
+        whole = log(*START)
+        last = whole.splitlines(keepends=True)[-1]
+        assert len(servers(last + whole)) == 1
+        assert len(servers(START[-1] + "\n" + whole)) == 1
+        assert len(servers(last.replace("28.95", "27.00") + whole)) == 2
+
     def test_small_pool_of_the_same_tokens_after_the_capture_is_a_drafts(self):
         text = log(*self.pool(200000, 30.0, 16.0), self.CAPTURED.format("14.50"), *self.pool(200000, 0.5, 13.0))
         assert size(rank(text), "kv_cache/draft") == 1.0

@@ -14,6 +14,11 @@ Stream = tuple[int, str | None, str | None]
 MOST_WAITING: Final = 200
 """Lines held back until it is known which start they belong to."""
 
+MOST_QUOTED: Final = 50
+"""Lines of an excerpt that is looked for in the log after it."""
+
+Said = tuple[str | None, str]
+
 
 class SglangReader:
     """Builds the servers of SGLang logs: fed events in order, keeps running figures of each start only."""
@@ -25,6 +30,8 @@ class SglangReader:
         self._current: dict[Stream, StartBuilder] = {}
         self._waiting: dict[Stream, list[Event]] = {}
         self._last: Stream | None = None
+        self._said: dict[int, set[Said]] = {}
+        self._quotes: list[tuple[StartBuilder, set[Said]]] = []
 
     def feed(self, event: Event) -> None:
         """Take one event of SGLang, or one of torch or the kernel seen while SGLang was the engine in hand."""
@@ -45,6 +52,7 @@ class SglangReader:
             start = self._same_job(stream, start, event)
         for earlier in self._waiting.pop(stream, ()):
             start.take(earlier)
+        self._hear(start, event)
         start.take(event)
 
     def servers(self) -> list[Server]:
@@ -53,7 +61,8 @@ class SglangReader:
             for event in waiting:
                 self._current[stream].take(event)
             self._waiting.pop(stream)
-        built = [start.build() for start in self._starts]
+        quotes = [id(start) for start, unsaid in self._quotes if not unsaid]
+        built = [start.build() for start in self._starts if id(start) not in quotes]
         found = [server for server in built if server is not None]
         return sorted(found, key=lambda s: (s.span[0].input, s.span[0].first_line))
 
@@ -66,8 +75,26 @@ class SglangReader:
         self._last = stream
         return stream
 
+    def _hear(self, start: StartBuilder, event: Event) -> None:
+        """Note a line: an excerpt whose every line comes again, with its time, in a later start is no start of its own."""
+        time, message = event.prefix.time, event.message
+        for quote, unsaid in self._quotes:
+            if quote is not start and unsaid:
+                unsaid.discard((time, message))
+                if time is not None:
+                    unsaid.discard((None, message))
+        said = self._said.get(id(start))
+        if said is not None:
+            said.add((time, message))
+            if len(said) > MOST_QUOTED or event.id == "server_args":
+                del self._said[id(start)]
+
     def _new(self, stream: Stream) -> StartBuilder:
+        before = self._current.get(stream)
+        if before is not None and (said := self._said.pop(id(before), None)):
+            self._quotes = [*self._quotes, (before, said)][-MOST_QUOTED:]
         start = StartBuilder(stream[1])
+        self._said[id(start)] = set()
         self._starts.append(start)
         self._current[stream] = start
         return start
