@@ -6,6 +6,7 @@ lines that hold any of them. Both report the same lines with the same literals.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -110,8 +111,7 @@ class PythonPrefilter:
 
     def __init__(self, literals: Sequence[bytes]) -> None:
         self._literals = tuple(literals)
-        longest_first = sorted(set(literals), key=len, reverse=True)
-        self._any = re.compile(b"|".join(re.escape(literal) for literal in longest_first))
+        self._any = re.compile(_any_of(sorted(set(literals))))
 
     def scan(self, block: bytes) -> Hits:
         """The literals of the block."""
@@ -133,3 +133,18 @@ class PythonPrefilter:
             hits.extend(here)
             position = stop
         return hits
+
+
+def _any_of(literals: Sequence[bytes]) -> bytes:
+    """A pattern for any of the sorted literals, shared beginnings written once: `re` tries alternatives one by one."""
+    if b"" in literals:
+        return b""  # one literal ends here: what would follow does not matter
+    branches = []
+    for first, group in itertools.groupby(literals, key=lambda literal: literal[:1]):
+        members = list(group)
+        # Of sorted literals, the first and the last share what all share.
+        ends = enumerate(zip(members[0], members[-1], strict=False))
+        shared = members[0][: next((i for i, (a, b) in ends if a != b), min(len(members[0]), len(members[-1])))]
+        rest = _any_of([member[len(shared) :] for member in members])
+        branches.append(re.escape(shared or first) + rest)
+    return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"
