@@ -3,6 +3,14 @@
 import pytest
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Tests keep their compiled rules in a folder of their own, never in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMLEDGER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--update-golden",
