@@ -867,6 +867,13 @@ def test_one_of_several_workers_alone_in_an_excerpt_is_no_rank_0():
     assert (rank.label, total(rank, "weights")) == ("pid 1243", 22.5)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_line_whose_process_was_cut_off_is_the_engine_cores(order):
+    lines = ["10:12:50 [model_runner.py:1] Model loading took 15.0 GiB and 8.1 seconds\n", POOL]
+    (rank,) = only("".join(lines[::order])).ranks
+    assert (total(rank, "weights"), total(rank, "kv_cache"), rank.pid) == (15.0, 50.0, 81)
+
+
 def test_ranks_that_printed_nothing_are_said_to_be_missing():
     text = engine_line("0.13.0", tp=4) + worker(0, "Model loading took 23.2619 GiB memory and 8 seconds")
     server = only(text)

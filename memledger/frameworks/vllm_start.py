@@ -365,10 +365,24 @@ class Start:
         name = event.prefix.process or ""
         if name.startswith(("EngineCore", "DPEngineCore", "DPMoE")) and event.id == "worker_ready":
             return self._ranks.get(key)
+        key = self._cut_off(key, name)
         facts = self._ranks.setdefault(key, RankFacts())
         if key not in self._rank_events or (event.prefix.ranks and not self._rank_events[key].prefix.ranks):
             self._rank_events[key] = event
         return facts
+
+    def _cut_off(self, key: RankKey, name: str) -> RankKey:
+        """The rank of a line whose process was cut off in copying: the engine core's, where that is the only rank."""
+        if key in self._ranks or len(self._ranks) != 1:
+            return key
+        (other,) = self._ranks
+        bare, core = (key[0], None), self._rank_events[other].prefix.process or ""
+        if key == bare and core.startswith("EngineCore"):
+            return other
+        if other == bare and name.startswith("EngineCore"):
+            self._ranks[key] = self._ranks.pop(other)
+            self._rank_events.pop(other)
+        return key
 
     def _take_rank(self, event: Event) -> None:
         facts = self._see_rank(event)
