@@ -43,6 +43,7 @@ LONGEST_CONTINUATION: Final = 4096
 MOST_FRAGMENTS: Final = 64
 LONGEST_FRAGMENT: Final = 128 * 2**10
 OFTEN: Final = 50
+LONGEST_UNKNOWN_PREFIX: Final = 60
 LONGEST_REQUEST: Final = 256 * 2**10
 """How far a request that was logged raw, with line ends, is followed."""
 
@@ -56,7 +57,8 @@ _REQUEST_OPENS: Final = re.compile(rb"Received request [^\n]{0,200}?: prompt: |R
 _REQUEST_CLOSES: Final = re.compile(
     rb"['\"], (?:params|prompt_token_ids): |(?:, |\b)(?:sampling_params|input_ids|input_embeds|stream|return_logprob|log_metrics)=[^\n]*\)[ \t\r]*(?:\n|\Z)"
 )
-_UNFINISHED: Final = re.compile(r"(?:[,(=:]|\bunder|\babove|\band|\bof|\bis|\bwhich|\.{3})$")
+_QUOTES: Final = re.compile(r"""['"{=]""")
+_UNFINISHED: Final = re.compile(r"(?:[,;(=:]|\bunder|\babove|\band|\bof|\bis|\bwhich|\.{3})$")
 
 
 class Scanner:
@@ -279,13 +281,23 @@ class Scanner:
                 return "known", None
             event = Event(rule, fields, record.prefix, self._input, number, message, clean(record.text))
             return ("usage" if rule.kind == "usage" else "event"), event
-        if (
-            record.prefix == Prefix()
-            or is_users_text(message)
-            or not _MEMORY_LIKE.search(message.encode("utf-8", "replace"))
-        ):
+        if is_users_text(message) or not _MEMORY_LIKE.search(message.encode("utf-8", "replace")):
+            return "nothing", None
+        if record.prefix == Prefix() and not self._behind_unknown_prefix(message, ids):
             return "nothing", None
         return self._not_understood(record, number)
+
+    def _behind_unknown_prefix(self, message: str, ids: frozenset[int]) -> bool:
+        """Whether a short line without a known prefix holds what a ledger or capacity line says: it may be one.
+
+        It is not read (a message can start only where its prefix is known), but it is not passed over in silence.
+        """
+        return any(
+            0 < (at := message.find(literal)) <= LONGEST_UNKNOWN_PREFIX and not _QUOTES.search(message, 0, at)
+            for rule in self._rules_for(ids)
+            if rule.kind in {"ledger", "capacity"}
+            for literal in rule.literals
+        )
 
     def _not_understood(self, record: Record, number: int) -> tuple[str, None]:
         self._unrecognized += 1

@@ -324,6 +324,13 @@ def test_peaks_are_kept_apart_by_rank() -> None:
     }
 
 
+def test_a_usage_figure_without_digits_is_no_figure_and_hides_no_peak() -> None:
+    broken = usage_line(3, 0.5).replace("0.50", ".")
+    events, scanner = scan(usage_line(2, 0.4) + broken + usage_line(1, 0.6))
+    assert maxima(events)["usage", "usage", (("tp", 1),)] == 0.6
+    assert scanner.lines == 3
+
+
 def test_lines_that_count_something_are_all_events() -> None:
     events, _ = scan("".join(usage_line(1, 0.1, retracted=int(n in {20, 30})) for n in range(50)))
     assert sum(e.count("retracted") or 0 for e in events) == 2
@@ -528,3 +535,18 @@ def test_patterns_need_no_more_than_linear_time(bundled: RuleSet) -> None:
         for filler in (rule.literals[0] + " ", "1", "a, ", " "):
             line = start + rule.literals[0] + filler * (20_000 // len(filler))
             compile_pattern(rule.pattern).match(line, timeout=0.5)  # raises TimeoutError
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[Worker] Memory pool end. avail mem=3.39 GB",
+        "# GPU KV cache size: 803,600 tokens",
+        "TP6] Memory pool end. avail mem=1.00 GB",
+    ],
+)
+def test_a_figure_behind_a_prefix_that_is_not_known_is_counted_not_passed_over(line: str) -> None:
+    scanner = Scanner(load_rules())
+    assert list(scanner.events([line.encode() + b"\n"], 0)) == []
+    assert scanner.unrecognized.count == 1
+    assert scanner.unrecognized.examples[0].text == line
