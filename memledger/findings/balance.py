@@ -1,10 +1,11 @@
-"""ML301 to ML303: what the balance of a rank says when it does not close, and what was in use before it began."""
+"""ML301 to ML305: what the balance of a rank says when it does not close, what others hold, and how ranks differ."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from memledger import words as n
+from memledger.findings.figures import NO_CONTEXT, Context, release
 from memledger.ledger import Evidence, Finding, Rank, Server, Severity, Stage, Verdict, account_total
 from memledger.units import GIB
 
@@ -14,6 +15,19 @@ communication set-up. An estimate, used only to decide whether the rest is worth
 IN_USE_LIMIT: Final = 2 * GIB
 LARGE_SHARE: Final = 0.2
 """From this share of the card on, what others hold is the first thing to know."""
+
+UNBALANCED: Final = 0.05
+"""Share of the opening from which a difference between ranks is worth a word."""
+OTHERS_LIMIT: Final = 3 * GIB
+"""Above what a worker itself holds outside torch (context, NCCL, library workspaces)."""
+_BALANCED: Final = {
+    "in_use_at_start": "memory in use before the start",
+    "weights": "the weights' size",
+    "kv_cache": "the KV cache",
+    "recurrent_state": "the recurrent state",
+    "cuda_graphs": "the size of the CUDA graphs",
+    "free": "memory left free",
+}
 
 STAGE_WORDS: Final = {
     "init": "before the weights",
@@ -27,7 +41,7 @@ STAGE_WORDS: Final = {
 }
 
 
-def unexplained(server: Server) -> Finding | None:
+def unexplained(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML301: memory that no line names, beyond what closes; speaks of the worst rank."""
     ranks = _with_verdict(server, "unexplained")
     if not ranks:
@@ -43,7 +57,7 @@ def unexplained(server: Server) -> Finding | None:
     return Finding("ML301", "memory without an owner", _severity(rank, size), size, text + ".", _readings(rank))
 
 
-def over_counted(server: Server) -> Finding | None:
+def over_counted(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML302: the entries hold more than free memory fell; speaks of the worst rank."""
     ranks = _with_verdict(server, "over_counted")
     if not ranks:
@@ -60,7 +74,7 @@ def over_counted(server: Server) -> Finding | None:
     return Finding("ML302", "more counted than memory fell", "note", -size, text + ".", _readings(rank))
 
 
-def in_use_at_start(server: Server) -> Finding | None:
+def in_use_at_start(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML303: much of the card was taken before the server's first reading."""
     worst: tuple[int, Rank] | None = None
     for rank in server.ranks:
@@ -78,6 +92,59 @@ def in_use_at_start(server: Server) -> Finding | None:
     opening = rank.residual.opening_bytes
     severity: Severity = "warning" if opening and size > LARGE_SHARE * opening else "note"
     return Finding("ML303", "memory in use before the start", severity, size, text, evidence)
+
+
+def unbalanced(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML304: one rank of a stage holds, or has left, much more than another; the smallest one decides for all."""
+    worst: tuple[int, str, Rank, Rank] | None = None
+    stages: dict[object, list[Rank]] = {}
+    for rank in server.ranks:
+        stages.setdefault(rank.pp, []).append(rank)
+    for ranks in stages.values():
+        for account, subject in _BALANCED.items():
+            # A rank without a line of its own is not one that holds nothing.
+            sizes = [(amount.bytes, r) for r in ranks if (amount := account_total(r.entries, account)) is not None]
+            if len(sizes) < 2:
+                continue
+            (least, low), (most, high) = min(sizes, key=lambda s: s[0]), max(sizes, key=lambda s: s[0])
+            if worst is None or most - least > worst[0]:
+                worst = (most - least, subject, low, high)
+    if worst is None:
+        return None
+    apart, subject, low, high = worst
+    whole = max((r.residual.opening_bytes or 0 for r in (low, high)), default=0)
+    if apart < GIB or (whole and apart < UNBALANCED * whole):
+        return None
+    account = next(a for a, words in _BALANCED.items() if words == subject)
+    least_amount, most_amount = account_total(low.entries, account), account_total(high.entries, account)
+    assert least_amount is not None and most_amount is not None
+    text = (
+        f"{subject[0].upper() + subject[1:]} differs between ranks: {n.gib_about(most_amount.bytes)} on {high.label}, "
+        f"{n.gib_about(least_amount.bytes)} on {low.label}. The rank with least room sizes the pools of all"
+    )
+    text += "; other processes on one GPU are a usual cause." if account in {"in_use_at_start", "free"} else "."
+    evidence = tuple(
+        e for r in (low, high) for entry in r.entries if entry.account.startswith(account) for e in entry.evidence
+    )
+    return Finding("ML304", "ranks unbalanced", "note", apart, text, evidence[:4])
+
+
+def others_charged(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML305: a version that counts what other processes hold as its own memory outside torch."""
+    version = release(server)
+    if server.framework != "vllm" or version is None or version >= (0, 9, 1):
+        return None
+    for rank in server.ranks:
+        amount = account_total(rank.entries, "non_torch")
+        if amount is None or amount.bytes < OTHERS_LIMIT:
+            continue
+        text = (
+            f"{n.gib_about(amount.bytes)}{_where(server, rank)} is charged to this server as memory outside torch: up to 0.9.0 "
+            "vLLM counts what other processes hold on the GPU there, so a second server on a card finds no room for its KV cache."
+        )
+        evidence = tuple(e for entry in rank.entries if entry.account == "non_torch" for e in entry.evidence)
+        return Finding("ML305", "others' memory charged", "warning", amount.bytes, text, evidence)
+    return None
 
 
 def _with_verdict(server: Server, verdict: Verdict) -> list[Rank]:

@@ -1,4 +1,4 @@
-"""ML201: what failed, in words, with the figures that the failing line gives."""
+"""ML201 to ML205: what failed, in words, with the figures that the failing line gives, and what the start says of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from memledger import words as n
-from memledger.ledger import Effect, Failure, Finding, Remedy, Server, Severity
+from memledger.findings.figures import NO_CONTEXT, Context
+from memledger.ledger import Effect, Failure, Finding, Remedy, Server, Severity, account_total
 
 _WORDS: Final = {
     # kinds of incidents
@@ -108,7 +109,7 @@ _PHASE_ADDS: Final = {
 """Kinds that may happen at any time: the phase is part of the answer."""
 
 
-def failure_summary(server: Server) -> Finding | None:
+def failure_summary(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML201: the failure that explains most, in a sentence."""
     failures = [f for f in server.failures if not _stopped(f)]
     if not failures:
@@ -227,6 +228,104 @@ def _printed_remedy(failure: Failure) -> Remedy | None:
     if failure.kind == "state_blocks_too_few" and isinstance(blocks, int):
         return Remedy(("--max-num-seqs", str(blocks)), (), "printed by vLLM")
     return None
+
+
+# ------------------------------------------------------------------------------------- what the start says of a failure
+
+_OOM: Final = frozenset({"cuda_oom", "hip_oom", "prefill", "decode", "workspace", "warmup", "fragmentation"})
+_SERVING: Final = frozenset({"serving", "prefill", "decode", "warmup"})
+KV_LOW: Final = 0.7
+
+
+def not_the_kv_cache(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML202: memory ran out while serving, with KV tokens left: one allocation of a batch, not the cache."""
+    failure = next((f for f in server.failures if f.kind in _OOM and f.phase in {"serving", "prefill", "decode"}), None)
+    if failure is None:
+        return None
+    crash = failure.numbers.get("kv_usage")
+    kv = crash if isinstance(crash, float) else server.usage.peak_kv_usage
+    asked = failure.numbers.get("requested_bytes")
+    if kv is None or kv >= KV_LOW or not isinstance(asked, int):
+        return None
+    when = "was" if isinstance(crash, float) else "never exceeded"
+    free = failure.numbers.get("free_bytes")
+    left = f" with {n.amount(free)} free" if isinstance(free, int) else ""
+    text = (
+        f"KV usage {when} {n.percent(kv)}, so a larger KV cache would not have helped: one allocation of {n.amount(asked)}{left} "
+        "failed, a temporary buffer outside the pools. Smaller batches (prefill chunks, tokens per step) or a smaller memory "
+        "fraction leave it room."
+    )
+    return Finding("ML202", "not the KV cache", "note", asked, text, failure.evidence)
+
+
+def beyond_the_profile(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML203: the allocation that failed is larger than what the start had measured or kept for it (vLLM)."""
+    failure = next((f for f in server.failures if f.kind in _OOM and f.phase in _SERVING), None)
+    asked = failure.numbers.get("requested_bytes") if failure is not None else None
+    if failure is None or not isinstance(asked, int) or server.framework != "vllm":
+        return None
+    found = [(r, a.bytes) for r in server.ranks if (a := account_total(r.entries, "activations")) is not None]
+    if not found:
+        return None
+    rank, profiled = found[0]
+    if asked <= profiled // 2:
+        return None
+    kept = account_total(rank.entries, "reserve")
+    outside = (
+        f" and {n.gib_about(kept.bytes)} were kept outside the budget" if kept is not None and kept.bytes > 0 else ""
+    )
+    text = (
+        f"The start measured an activation peak of {n.gib_about(profiled)}{outside}; the allocation that failed asked for "
+        f"{n.amount(asked)} by itself. The measurement does not cover everything that a real prompt does (autotuning, long "
+        "prefills of state layers): a lower --gpu-memory-utilization or --max-num-batched-tokens leaves room."
+    )
+    return Finding("ML203", "beyond the profiled peak", "note", asked, text, failure.evidence)
+
+
+def capture_ran_out(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML204: the start's check passed, the KV cache took its part, and graph capture found no room (vLLM)."""
+    failure = next(
+        (f for f in server.failures if f.kind == "graph_capture" or (f.kind in _OOM and f.phase == "graph_capture")),
+        None,
+    )
+    captured = any(e.account.startswith("cuda_graphs/") for r in server.ranks for e in r.entries)
+    if failure is None or server.framework != "vllm" or captured:
+        return None
+    estimates = [r.budget.graph_estimate_bytes for r in server.ranks if r.budget.graph_estimate_bytes is not None]
+    estimate = max(estimates, default=None)
+    fraction = server.config.get("memory_fraction")
+    text = "The KV cache had its memory before the graphs were captured, "
+    if estimate is None:
+        text += "and they must fit into what the memory budget leaves"
+    elif estimate == 0:
+        text += "and the estimate of the graphs was nothing: they must fit into what the memory budget leaves"
+    else:
+        text += f"and only their estimate of {n.amount(estimate)} was kept for them (it is made with a tiny pool)"
+    text += f" at --gpu-memory-utilization {fraction:g}" if isinstance(fraction, float) else ""
+    text += ". A lower utilization, fewer capture sizes or --enforce-eager lets the start pass."
+    return Finding("ML204", "no room for graph capture", "note", 0, text, failure.evidence)
+
+
+def state_needs_blocks(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML205: the pool is too small for one request, and prefix caching makes a hybrid's request larger (vLLM)."""
+    failure = next((f for f in server.failures if f.kind in {"kv_too_small", "no_cache_blocks"}), None)
+    config = server.config
+    if failure is None or server.framework != "vllm" or config.get("prefix_caching") is not True:
+        return None
+    details = [e.detail for r in server.ranks for e in r.entries if e.account == "kv_cache/pool"]
+    hybrid = config.get("state_cache_mode") in {"align", "all"} or any(
+        d.get("includes_recurrent_state") or d.get("state_padding_percent") is not None for d in details
+    )
+    if not hybrid:
+        return None
+    mode = config.get("state_cache_mode")
+    named = f" (mode {mode})" if isinstance(mode, str) else ""
+    each = "every block keeps a state" if mode == "all" else "a request keeps further states beside the current one"
+    text = (
+        f"Prefix caching is on for a model with recurrent state{named}: {each}, each as large as a block. "
+        "--no-enable-prefix-caching lowers what one request needs."
+    )
+    return Finding("ML205", "prefix caching enlarges the state", "note", 0, text, failure.evidence)
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

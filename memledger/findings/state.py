@@ -1,8 +1,8 @@
-"""ML101 to ML103: recurrent state slots, judged from both sides (too many for the workload, or the ceiling of it).
+"""ML101 to ML105: recurrent state slots, judged from both sides (too many for the workload, or the ceiling of it).
 
 A slot holds one sequence's recurrent state. SGLang gives each running request `slots_per_request` of them (1 to 5, by
-version and settings); the number is used only where the log prints it. The pool has one slot more than it can give
-(a padding row), so bytes per slot are the pool's bytes over `state_slots + 1` (SGLang, mem_cache/memory_pool.py).
+version and settings). The pool has one slot more than it can give (a padding row), so bytes per slot are the pool's
+bytes over `state_slots + 1` (SGLang, mem_cache/memory_pool.py).
 """
 
 from __future__ import annotations
@@ -11,78 +11,102 @@ import math
 from typing import Final
 
 from memledger import words as n
-from memledger.ledger import Effect, Entry, Evidence, Finding, Rank, Remedy, Server, Severity, account_total
-from memledger.units import MIB
+from memledger.findings.figures import (
+    NO_CONTEXT,
+    WORTH_SAYING,
+    Context,
+    each,
+    held,
+    opening,
+    release,
+    several_engines,
+    share,
+    whole,
+)
+from memledger.findings.slots import PerRequest, slots_per_request
+from memledger.ledger import Effect, Entry, Evidence, Finding, Rank, Remedy, Server, Severity
 
 FULL: Final = 0.95
 """State usage from which the slots count as used up."""
 KV_LOW: Final = 0.7
 """KV usage below which KV tokens are not what holds the workload back."""
-WORTH_SAYING: Final = 256 * MIB
+LARGE_SHARE: Final = 0.05
 FLAG: Final = "--max-mamba-cache-size"
 _PER_SLOT: Final = ("recurrent_state/conv", "recurrent_state/ssm")
 _FLAG_WORKS_FROM: Final = (0, 5, 7)
 """SGLang 0.5.4 to 0.5.6 ignore the flag unless the radix cache is off (formats by version: model_runner.py of those releases)."""
 
 
-def idle_slots(server: Server) -> Finding | None:
+def idle_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML101: more state slots reserved than the workload ever needed. Silent without serving lines: there is no peak then."""
     rank = _rank_with_slots(server)
     running = server.usage.peak_running_requests
     if rank is None or running is None or not running:
         return None
-    capacity = rank.capacity
-    slots, per_request = capacity.state_slots or 0, capacity.slots_per_request
+    slots = rank.capacity.state_slots or 0
+    known = slots_per_request(server, rank.capacity)
+    per_request = known.certain
     slot_bytes = _bytes_per_slot(rank)
-    held = _most_slots_held(server, slots)
+    most_held = _most_slots_held(server, slots)
     if per_request is None:
-        return _idle_unknown_share(server, rank, slots, slot_bytes, held)
-    needed = max(per_request * running, held or 0)
+        return _idle_unknown_share(server, rank, known, slots, slot_bytes, most_held)
+    needed = max(per_request * running, most_held or 0)
     idle = slots - needed
     if idle < per_request or idle * slot_bytes < WORTH_SAYING:
         return None
-    state = _state_bytes(rank)
     requests = slots // per_request
-    each = " on each GPU" if len(server.ranks) > 1 else ""
+    how = "" if known.how == "printed" else f" ({known.how})"
     text = (
-        f"{n.gib_about(state)}{each} is recurrent state for {n.count(slots)} slots, room for {n.plural(requests, 'request')} at {per_request} each. "
-        f"At most {n.count(running)} ever ran{_held_words(held, per_request * running)}: {n.gib_about(idle * slot_bytes)} were never needed."
+        f"{n.gib_about(held(rank, 'recurrent_state'))}{each(server)} is recurrent state for {n.count(slots)} slots, "
+        f"room for {n.plural(requests, 'request')} at {per_request} each{how}. "
+        f"At most {n.count(running)} ever ran{_held_words(most_held, per_request * running)}: "
+        f"{n.gib_about(idle * slot_bytes)} were never needed."
     )
-    remedy = _smaller_pool(server, rank, per_request, running, slots, slot_bytes, held)
+    cap = rank.capacity.max_running_requests
+    if cap is not None and running < cap < requests:
+        text += f" No more than {n.count(cap)} may run: {n.count(per_request * cap)} slots."
+    remedy = _smaller_pool(server, rank, per_request, running, slots, slot_bytes, most_held)
     if remedy is not None:
         text += f" {_remedy_words(server, rank, remedy, per_request)}"
     # One request may be the server's own warm-up: a log that shows no more tells little about the workload.
-    much = idle * slot_bytes >= 0.05 * (rank.residual.opening_bytes or 0)
+    much = idle * slot_bytes >= LARGE_SHARE * (opening(rank) or 0)
     severity: Severity = "warning" if much and running > 1 else "note"
     remedies = () if remedy is None else (remedy,)
     return Finding("ML101", "state slots idle", severity, idle * slot_bytes, text, _state_evidence(rank), remedies)
 
 
-def _idle_unknown_share(server: Server, rank: Rank, slots: int, slot_bytes: int, held: int | None) -> Finding | None:
-    """The finding where the log does not print how many slots one request takes: only what usage lines count is judged."""
+def _idle_unknown_share(
+    server: Server, rank: Rank, known: PerRequest, slots: int, slot_bytes: int, most_held: int | None
+) -> Finding | None:
+    """The finding where the slots of one request are not certain: only what usage lines count is judged."""
     running = server.usage.peak_running_requests or 0
-    if held is None or (slots - held) * slot_bytes < WORTH_SAYING:
+    if most_held is None or (slots - most_held) * slot_bytes < WORTH_SAYING:
         return None
-    each = " on each GPU" if len(server.ranks) > 1 else ""
     text = (
-        f"{n.gib_about(_state_bytes(rank))}{each} is recurrent state for {n.count(slots)} slots. At most {n.count(held)} were ever held "
-        f"({n.plural(running, 'running request')} at the peak): {n.gib_about((slots - held) * slot_bytes)} were never held. "
-        "How many slots one request takes is not in the log, so no smaller number is named here."
+        f"{n.gib_about(held(rank, 'recurrent_state'))}{each(server)} is recurrent state for {n.count(slots)} slots. "
+        f"At most {n.count(most_held)} were ever held ({n.plural(running, 'running request')} at the peak): "
+        f"{n.gib_about((slots - most_held) * slot_bytes)} were never held. "
+        f"How many slots one request takes ({known.words}) is not in the log, so no smaller number is named here."
     )
-    return Finding("ML101", "state slots idle", "note", (slots - held) * slot_bytes, text, _state_evidence(rank))
+    size = (slots - most_held) * slot_bytes
+    return Finding("ML101", "state slots idle", "note", size, text, _state_evidence(rank))
 
 
-def slots_are_the_ceiling(server: Server) -> Finding | None:
+def slots_are_the_ceiling(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML102: the workload fills the state slots while KV tokens are left."""
     rank = _rank_with_slots(server)
     usage = server.usage
-    if rank is None or usage.peak_kv_usage is None or usage.peak_kv_usage >= KV_LOW:
+    if rank is None:
         return None
-    slots, per_request = rank.capacity.state_slots or 0, rank.capacity.slots_per_request
+    slots, per_request = rank.capacity.state_slots or 0, slots_per_request(server, rank.capacity).certain
     full = usage.peak_state_usage is not None and usage.peak_state_usage >= FULL
     cap = slots // per_request if per_request else None
     at_cap = cap is not None and usage.peak_running_requests is not None and usage.peak_running_requests >= cap > 0
     if not full and not at_cap:
+        return None
+    kv = usage.peak_kv_usage
+    together = cap is not None and whole(server.config.get("max_running_requests")) == cap
+    if not together and (kv is None or kv >= KV_LOW):
         return None
     reached = []
     if usage.peak_state_usage is not None:
@@ -90,42 +114,120 @@ def slots_are_the_ceiling(server: Server) -> Finding | None:
     if usage.peak_running_requests is not None:
         of = f" of the {n.count(cap)} that they allow" if cap is not None else ""
         reached.append(f"{n.plural(usage.peak_running_requests, 'request')}{of} ran at once")
-    asked = server.config.get("max_running_requests")
-    together = cap is not None and asked == cap
     what = (
         "The state slots and the running requests asked for bind together"
         if together
         else "The state slots are the ceiling"
     )
-    text = f"{what}: {', '.join(reached)}, while KV usage stayed at {n.percent(usage.peak_kv_usage)}."
+    low = kv is not None and kv < KV_LOW
+    if kv is None:
+        rest = ""
+    elif low:
+        rest = f", while KV usage stayed at {n.percent(kv)}"
+    else:
+        rest = f"; KV usage reached {n.percent(kv)}"
+    text = f"{what}: {', '.join(reached)}{rest}."
     queued = usage.peak_queued_requests or 0
     if queued:
         text += f" Up to {n.plural(queued, 'request')} waited."
     both = "with --max-running-requests" if together else "--mamba-full-memory-ratio"
-    text += f" More slots ({FLAG}, {both}) cost KV tokens that were not used."
-    return Finding(
-        "ML102", "state slots are the ceiling", "warning" if queued else "note", 0, text, _state_evidence(rank)
-    )
+    if low:
+        text += f" More slots ({FLAG}, {both}) cost KV tokens that were not used."
+    elif kv is not None:
+        text += f" More slots ({FLAG}, {both}) would cost KV tokens that are needed as well."
+    severity: Severity = "warning" if queued and low else "note"
+    return Finding("ML102", "state slots are the ceiling", severity, 0, text, _state_evidence(rank))
 
 
-def capped_by_slots(server: Server) -> Finding | None:
+def capped_by_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML103: fewer requests may run than asked for, or than the KV pool would hold, because of the state slots."""
     rank = _rank_with_slots(server)
     if rank is None:
         return None
-    slots, per_request, running = (
-        rank.capacity.state_slots or 0,
-        rank.capacity.slots_per_request,
-        rank.capacity.max_running_requests,
-    )
+    slots, running = rank.capacity.state_slots or 0, rank.capacity.max_running_requests
+    per_request = slots_per_request(server, rank.capacity).certain
     if not per_request or running is None or slots // per_request != running:
         return None
-    asked = server.config.get("max_running_requests")
-    before = f" of the {n.count(asked)} asked for" if isinstance(asked, int) and asked > running else ""
-    text = f"The state slots cap the running requests at {n.count(running)}{before}: {n.count(slots)} slots at {per_request} a request."
-    return Finding(
-        "ML103", "running requests capped by state slots", "note" if before else "info", 0, text, _state_evidence(rank)
+    asked = whole(server.config.get("max_running_requests"))
+    if asked == running:
+        return None
+    capped = asked is not None and asked > running
+    before = f" of the {n.count(asked)} asked for" if capped and asked is not None else ""
+    text = (
+        f"The state slots cap the running requests at {n.count(running)}{before}: "
+        f"{n.count(slots)} slots at {per_request} a request."
     )
+    severity: Severity = "info"
+    if capped and asked is not None:
+        severity = "warning" if running <= asked // 2 else "note"
+        text += f" {FLAG} {asked * per_request} would serve all {n.count(asked)}."
+    return Finding("ML103", "running requests capped by state slots", severity, 0, text, _state_evidence(rank))
+
+
+def beyond_the_cap(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML104: slots that no running request can take, because fewer requests may run: room for cached prefixes only."""
+    rank = _rank_with_slots(server)
+    cap = rank.capacity.max_running_requests if rank is not None else None
+    if rank is None or not cap:
+        return None
+    slots, known = rank.capacity.state_slots or 0, slots_per_request(server, rank.capacity)
+    most = max(known.options) * cap
+    beyond = slots - most
+    size = beyond * _bytes_per_slot(rank)
+    # Fewer slots than one request takes are the remainder of a division.
+    if beyond < max(known.options) or size < WORTH_SAYING:
+        return None
+    at = f"{known.words} each" if known.certain else f"{known.words} each (not in the log which)"
+    cached = server.config.get("prefix_caching")
+    use = "serve nothing" if cached is False else "can only hold the states of cached prefixes"
+    text = (
+        f"At most {n.plural(cap, 'request')} may run, at {at}: {n.count(most)} of the {n.count(slots)} state slots"
+        f"{each(server)}. The other {n.count(beyond)} ({n.gib_about(size)}) {use}."
+    )
+    severity: Severity = "note" if share(rank, size) >= 0.02 else "info"
+    if idle_slots(server) is not None:
+        severity = "info"  # ML101 says more, from what ran
+    return Finding("ML104", "state slots beyond the request cap", severity, size, text, _state_evidence(rank))
+
+
+def need_unknown(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
+    """ML105: how much state is reserved, where the log can't say whether it is needed."""
+    rank = _rank_with_slots(server)
+    if rank is None or server.state == "failed":
+        return None
+    known = slots_per_request(server, rank.capacity)
+    judged = server.usage.peak_running_requests is not None
+    if judged and known.certain is not None:
+        return None
+    if judged and (server.usage.peak_state_slots is not None or server.usage.peak_state_usage is not None):
+        return None
+    state = held(rank, "recurrent_state")
+    slots = rank.capacity.state_slots or 0
+    if state < WORTH_SAYING:
+        return None
+    missing = []
+    if release(server) is None and known.certain is None:
+        missing.append("the version")
+    if rank.capacity.max_running_requests is None:
+        missing.append("the request cap")
+    if not judged:
+        missing.append("how many requests ran")
+    if known.certain is not None:
+        serves = f"{known.certain} a request: room for {n.count(slots // known.certain)}"
+    else:
+        rooms = " or ".join(n.count(slots // r) for r in sorted(known.options))
+        serves = f"{known.words} a request: room for {rooms} requests"
+    text = (
+        f"{n.gib_about(state)}{each(server)} is recurrent state for {n.count(slots)} slots "
+        f"({n.amount(_bytes_per_slot(rank))} each; {serves}). Not in the log: {_and(missing)}; "
+        "so nothing is called idle."
+    )
+    severity: Severity = "note" if share(rank, state) >= LARGE_SHARE or opening(rank) is None else "info"
+    return Finding("ML105", "state reserved, need not known", severity, 0, text, _state_evidence(rank))
+
+
+def _and(items: list[str]) -> str:
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -148,11 +250,6 @@ def _bytes_per_slot(rank: Rank) -> int:
     return sum(e.bytes // e.detail["rows"] for e in _slot_entries(rank))
 
 
-def _state_bytes(rank: Rank) -> int:
-    amount = account_total(rank.entries, "recurrent_state")
-    return amount.bytes if amount is not None else 0
-
-
 def _most_slots_held(server: Server, slots: int) -> int | None:
     """Most slots held at once (by running requests and locked cached states), from usage lines."""
     if server.usage.peak_state_slots is not None:
@@ -163,8 +260,8 @@ def _most_slots_held(server: Server, slots: int) -> int | None:
     return None
 
 
-def _held_words(held: int | None, needed: int) -> str:
-    return f" and {n.count(held)} slots were held" if held is not None and held > needed else ""
+def _held_words(most_held: int | None, needed: int) -> str:
+    return f" and {n.count(most_held)} slots were held" if most_held is not None and most_held > needed else ""
 
 
 def _state_evidence(rank: Rank) -> tuple[Evidence, ...]:
@@ -172,13 +269,12 @@ def _state_evidence(rank: Rank) -> tuple[Evidence, ...]:
 
 
 def _smaller_pool(
-    server: Server, rank: Rank, per_request: int, running: int, slots: int, slot_bytes: int, held: int | None
+    server: Server, rank: Rank, per_request: int, running: int, slots: int, slot_bytes: int, most_held: int | None
 ) -> Remedy | None:
     """The smallest pool that serves whole requests and leaves room for one more than ever ran."""
-    requests = max(running, math.ceil((held or 0) / per_request)) + 1
+    requests = max(running, math.ceil((most_held or 0) / per_request)) + 1
     wanted = requests * per_request
-    dp = server.config.get("dp_size")
-    if wanted >= slots or (isinstance(dp, int) and dp > 1) or not _flag_works(server):
+    if wanted >= slots or several_engines(server) or not _flag_works(server):
         return None
     freed = (slots - wanted) * slot_bytes
     effects = [Effect(account="recurrent_state", bytes=-freed)]
@@ -195,14 +291,10 @@ def _smaller_pool(
 
 
 def _flag_works(server: Server) -> bool:
-    version = server.framework_version
+    version = release(server)
     if version is None or server.config.get("prefix_caching") is False:
         return True
-    numbers = []
-    for part in version.split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        numbers.append(int(digits) if digits else 0)
-    return tuple(numbers) >= _FLAG_WORKS_FROM or tuple(numbers) < (0, 5, 4)
+    return version >= _FLAG_WORKS_FROM or version < (0, 5, 4)
 
 
 def _bytes_per_token(rank: Rank) -> int | None:

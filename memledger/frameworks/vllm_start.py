@@ -404,6 +404,8 @@ class Start:
                 self._phase = "warmup"
         else:
             facts.latest[rule] = event
+            if rule == "graph_pool" and self._phase == "graph_capture":
+                self._phase = "warmup"
         if rule == "kv_available":
             self._phase = "kv_pool"
         if rule in POOL_RULES:
