@@ -131,11 +131,15 @@ class MoeMlp(msgspec.Struct, frozen=True, tag="moe"):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One layer. A hybrid layer may have attention, state, or both (Falcon-H1); `mlp` is None where it has none."""
+    """One layer. A hybrid layer may have attention, state, or both (Falcon-H1); `mlp` is None where it has none.
+
+    `post_norms`: a norm behind each block as well as before it (Gemma).
+    """
 
     attention: Attention | LatentAttention | None = None
     state: State | None = None
     mlp: DenseMlp | MoeMlp | None = None
+    post_norms: bool = False
 
 
 class Quantization(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ Multimodal configs nest the language model under `text_config`; that part is rea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -140,6 +139,8 @@ def read_quantization(config: Any) -> Quantization | None:
     """The quantisation that a config's `quantization_config` describes; None for none."""
     if not isinstance(config, Mapping) or not config:
         return None
+    if isinstance(config.get("quantization"), Mapping):  # ModelOpt's separate hf_quant_config.json
+        return _modelopt(config["quantization"], tuple(config["quantization"].get("exclude_modules") or ()))
     method = str(config.get("quant_method") or config.get("quant_algo") or "").lower()
     skipped = tuple(
         str(item)
@@ -152,7 +153,8 @@ def read_quantization(config: Any) -> Quantization | None:
             bits=config.get("bits"),
             group=config.get("group_size"),
             skipped=skipped,
-            zero_points=bool(config.get("zero_point", not config.get("sym", False))),
+            # GPTQ checkpoints hold packed zeros even when symmetric; AWQ says so.
+            zero_points=method == "gptq" or bool(config.get("zero_point", True)),
         )
     if method == "fp8":
         block = config.get("weight_block_size")
@@ -208,8 +210,3 @@ def _vision_parameters(config: Any) -> int | None:
         return None
     assert isinstance(depth, int) and isinstance(hidden, int) and isinstance(intermediate, int)
     return depth * (4 * hidden * hidden + 2 * hidden * intermediate)
-
-
-def round_up(value: int, multiple: int) -> int:
-    """`value` raised to a multiple."""
-    return math.ceil(value / multiple) * multiple

@@ -277,8 +277,14 @@ def _qwen_hybrid_draft(f: Fields) -> Layers:
 
 
 def _deepseek(f: Fields) -> Layers:
-    attention = _latent(f)
-    return tuple(Layer(attention, mlp=_after_dense(f, index)) for index in range(f.layers()))
+    """DeepSeek and its heirs. `indexer_types` "shared": the layer reuses a leader's choice and stores no index keys."""
+    attention, kinds = _latent(f), f.get("indexer_types")
+    follower = msgspec.structs.replace(attention, index_dim=None, index_heads=None)
+    made = []
+    for index in range(f.layers()):
+        shares = isinstance(kinds, list) and index < len(kinds) and kinds[index] == "shared"
+        made.append(Layer(follower if shares else attention, mlp=_after_dense(f, index)))
+    return tuple(made)
 
 
 def _deepseek_draft(f: Fields) -> Layers:
@@ -497,12 +503,12 @@ def _every(f: Fields, interval: int) -> list[int | None]:
 
 def _gemma2(f: Fields) -> Layers:
     windows = _windowed(f) if f.kinds() else _every(f, 2)
-    return tuple(Layer(_attention(f, window=w), mlp=_dense(f)) for w in windows)
+    return tuple(Layer(_attention(f, window=w), mlp=_dense(f), post_norms=True) for w in windows)
 
 
 def _gemma3(f: Fields) -> Layers:
     windows = _windowed(f) if f.kinds() else _every(f, f.optional("sliding_window_pattern") or 6)
-    return tuple(Layer(_attention(f, window=w, qk_norm=True), mlp=_dense(f)) for w in windows)
+    return tuple(Layer(_attention(f, window=w, qk_norm=True), mlp=_dense(f), post_norms=True) for w in windows)
 
 
 def _gemma4(f: Fields) -> Layers:
@@ -528,7 +534,7 @@ def _gemma4(f: Fields) -> Layers:
             f.weight_only("moe_intermediate_size"),
             shared_intermediate=f.weight_only("intermediate_size"),
         )
-    return tuple(Layer(sliding if window else full, mlp=mlp) for window in _windowed(f))
+    return tuple(Layer(sliding if window else full, mlp=mlp, post_norms=True) for window in _windowed(f))
 
 
 def _llama4(f: Fields) -> Layers:
