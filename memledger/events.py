@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memledger.grammar import Rule, Value
+from memledger.grammar import WORDING_MARK, Rule, Value
 from memledger.ledger import Evidence
 from memledger.units import Amount
 
@@ -45,8 +45,8 @@ class Event(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """The rule's id without its framework."""
-        return self.rule.id
+        """The id of what the line means, without its framework: that of the bundled rule for another wording of it."""
+        return self.rule.id.partition(WORDING_MARK)[0]
 
     @property
     def evidence(self) -> Evidence:

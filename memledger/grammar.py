@@ -30,6 +30,8 @@ LONGEST_PLAIN: Final = 2000
 """Longer lines are matched by `regex`, with a timeout."""
 
 PREFIX_FILE: Final = "prefixes.toml"
+WORDING_MARK: Final = "@"
+"""Behind the id of a user's rule that is another wording of a bundled one: `kv_pool@1`, from the first file."""
 _NAMED_GROUP: Final = re.compile(r"\(\?<(?=[A-Za-z_])")
 _bundled_patterns: Final[set[str]] = set()
 _SIZE_UNITS: Final = {"bytes": "B", "byte": "B", "b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
@@ -245,11 +247,40 @@ def read_rule_file(path: Path) -> RuleFile:
 def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
     """The bundled rules, with a user's own files before them.
 
+    A user's rule with the id of a bundled one is another wording of that meaning: it takes over its kind, and what the
+    line means for the ledger is the bundled id's.
+
     Raises:
-        GrammarError: see `read_rule_file`.
+        GrammarError: see `read_rule_file`; or such a rule has a field that the meaning does not know, or of another type.
     """
-    own = [rule for path in extra for rule in read_rule_file(path).rule]
-    return RuleSet((*own, *_bundled_rules()))
+    bundled = _bundled_rules()
+    known = {rule.full_id: rule for rule in bundled}
+    own = []
+    for number, path in enumerate(extra, start=1):
+        for rule in read_rule_file(path).rule:
+            meaning = known.get(rule.full_id)
+            own.append(rule if meaning is None else _another_wording(rule, meaning, number, path))
+    return RuleSet((*own, *bundled))
+
+
+def _another_wording(rule: Rule, meaning: Rule, number: int, path: Path) -> Rule:
+    for name, kind in rule.fields.items():
+        expected = meaning.fields.get(name)
+        if expected is None:
+            names = ", ".join(meaning.fields) or "none"
+            raise GrammarError(f"{path}: rule {rule.id}: {meaning.full_id} has no field {name!r}; its fields: {names}")
+        if _sort_of(kind) != _sort_of(expected):
+            raise GrammarError(
+                f"{path}: rule {rule.id}: field {name} is {expected!r} in {meaning.full_id}, not {kind!r}"
+            )
+    return msgspec.structs.replace(rule, id=f"{rule.id}{WORDING_MARK}{number}", kind=meaning.kind)
+
+
+def _sort_of(kind: str) -> str:
+    """What a field's type gives: all units and `size` give an amount."""
+    base = kind.removesuffix("*")
+    sort = base if base in {"text", "count", "float", "percent", "flag"} else "amount"
+    return ("number" if sort in {"float", "percent"} else sort) + kind[len(base) :]
 
 
 def _bundled_rules() -> tuple[Rule, ...]:

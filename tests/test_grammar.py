@@ -105,3 +105,52 @@ def test_fields_are_typed_and_absent_groups_are_absent(tmp_path):
 )
 def test_printed_text_becomes_a_typed_value(text, kind, value):
     assert convert(text, kind) == value
+
+
+FORK = """
+framework = "sglang"
+[[rule]]
+id = "kv_pool"
+anchor = "Key-value store ready"
+pattern = '''Key-value store ready: (?<tokens>\\d+) tokens, keys (?<k>[\\d.]+) GiB, values (?<v>[\\d.]+) GiB'''
+fields = { tokens = "count", k = "GiB", v = "GiB" }
+means = "a fork's wording of the KV pool"
+[[rule.sample]]
+line = "[2026-09-09 11:57:18] Key-value store ready: 330323 tokens, keys 10.08 GiB, values 10.08 GiB"
+expect = { tokens = 330323, k = 10.08, v = 10.08 }
+"""
+
+
+def test_a_users_wording_of_a_known_line_enters_the_ledger_like_the_bundled_one(tmp_path):
+    from pathlib import Path
+
+    from memledger.pipeline import explain
+
+    demo = Path(__file__).parent.parent / "fixtures" / "demo" / "server.log"
+    text = demo.read_text(encoding="utf-8")
+    (line,) = [one for one in text.splitlines() if "KV Cache is allocated" in one]
+    stamp = line.split("]")[0] + "]"
+    log = write(
+        tmp_path,
+        text.replace(line, f"{stamp} Key-value store ready: 330323 tokens, keys 10.08 GiB, values 10.08 GiB"),
+        "fork.log",
+    )
+    rules = load_rules([write(tmp_path, FORK)])
+    assert check_rules(rules) == []
+    (usual,), (fork,) = explain([str(demo)]).servers, explain([str(log)], rules).servers
+    assert [(e.account, e.bytes) for e in fork.ranks[0].entries] == [
+        (e.account, e.bytes) for e in usual.ranks[0].entries
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('k = "GiB"', 'keys = "GiB"'), "has no field 'keys'"),
+        (('tokens = "count"', 'tokens = "GiB"'), "field tokens is 'count'"),
+    ],
+)
+def test_a_users_wording_must_give_the_fields_of_its_meaning(tmp_path, change, message):
+    with pytest.raises(GrammarError) as error:
+        load_rules([write(tmp_path, FORK.replace(*change, 1))])
+    assert message in str(error.value)
