@@ -55,14 +55,23 @@ class TestIdleSlots:
         assert found(hybrid(usage=usage), "ML101").bytes == pytest.approx((124 - 63) * SLOT_BYTES, rel=1e-3)
 
     def test_without_the_slots_of_one_request_no_number_is_advised(self):
-        finding = found(hybrid(ranks=with_capacity(slots_per_request=None)), "ML101")
+        finding = found(hybrid(ranks=with_capacity(slots_per_request=None, max_running_requests=20)), "ML101")
         assert finding.remedies == ()
         assert "At most 15 were ever held" in finding.text
-        assert "How many slots one request takes is not in the log" in finding.text
+        assert "How many slots one request takes (3 or 5) is not in the log" in finding.text
 
     def test_without_the_slots_of_one_request_nor_a_count_of_held_ones_it_is_silent(self):
-        server = hybrid(ranks=with_capacity(slots_per_request=None), usage=Usage(peak_running_requests=3, seen=True))
+        ranks = with_capacity(slots_per_request=None, max_running_requests=20)
+        server = hybrid(ranks=ranks, usage=Usage(peak_running_requests=3, seen=True))
         assert found(server, "ML101") is None
+
+    def test_where_the_engine_chose_the_cap_itself_it_tells_the_slots_of_one_request(self):
+        text = found(hybrid(ranks=with_capacity(slots_per_request=None)), "ML101").text
+        assert "room for 24 requests at 5 each (124 slots // 24 requests)" in text
+
+    def test_a_request_cap_below_the_slots_is_named(self):
+        text = found(hybrid(ranks=with_capacity(max_running_requests=8)), "ML101").text
+        assert "No more than 8 may run: 40 slots." in text
 
     def test_a_single_request_may_be_the_warm_up_and_weighs_less(self):
         assert found(hybrid(usage=Usage(peak_running_requests=1, seen=True)), "ML101").severity == "note"
@@ -103,6 +112,20 @@ class TestCeiling:
         text = found(hybrid(usage=self.FULL, config={"max_running_requests": 24}), "ML102").text
         assert text.startswith("The state slots and the running requests asked for bind together")
 
+    def test_without_a_radix_cache_full_slots_and_nearly_full_kv_bind_together(self):
+        """80 slots for 80 requests, state usage 1.00, KV 0.89."""
+        usage = Usage(
+            peak_running_requests=80, peak_queued_requests=63, peak_kv_usage=0.89, peak_state_usage=1.0, seen=True
+        )
+        ranks = with_capacity(state_slots=80, slots_per_request=None, max_running_requests=80)
+        config = {"prefix_caching": False, "max_running_requests": 80}
+        finding = found(hybrid(ranks=ranks, config=config, usage=usage), "ML102")
+        assert finding.severity == "note"
+        assert finding.text.startswith(
+            "The state slots and the running requests asked for bind together: state usage reached 100 %"
+        )
+        assert "KV usage reached 89 %" in finding.text
+
     @pytest.mark.parametrize("change", [{"peak_kv_usage": 0.97}, {"peak_kv_usage": None}])
     def test_silent_when_kv_is_used_or_not_known(self, change):
         assert found(hybrid(usage=msgspec.structs.replace(self.FULL, **change)), "ML102") is None
@@ -116,6 +139,25 @@ class TestCapped:
         finding = found(hybrid(config={"max_running_requests": 32}), "ML103")
         assert "cap the running requests at 24 of the 32 asked for: 124 slots at 5 a request" in finding.text
         assert finding.severity == "note"
+
+    def test_a_cap_that_was_not_reached_gets_no_advice(self):
+        assert (
+            "At most 3 ran, so the cap was not reached."
+            in found(hybrid(config={"max_running_requests": 32}), "ML103").text
+        )
+
+    def test_half_of_what_was_asked_for_is_a_warning(self):
+        """8 requests accepted, 2 run: 10 slots at 5 a request."""
+        ranks = with_capacity(state_slots=10, max_running_requests=2)
+        finding = found(hybrid(ranks=ranks, config={"max_running_requests": 8}, usage=Usage()), "ML103")
+        assert finding.severity == "warning"
+        assert (
+            "at 2 of the 8 asked for: 10 slots at 5 a request. --max-mamba-cache-size 40 would serve all 8."
+            in finding.text
+        )
+
+    def test_silent_where_as_many_run_as_were_asked_for(self):
+        assert found(hybrid(config={"max_running_requests": 24}), "ML103") is None
 
     def test_silent_where_something_else_binds(self):
         assert found(hybrid(ranks=with_capacity(max_running_requests=10)), "ML103") is None

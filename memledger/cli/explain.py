@@ -38,6 +38,17 @@ def _conditions(ctx: click.Context, param: click.Parameter, values: tuple[str, .
         raise click.BadParameter(str(error)) from error
 
 
+def _codes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values:
+        return ()
+    from memledger.findings.selection import parse_codes
+
+    try:
+        return parse_codes(values)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @click.command("explain", short_help=app.COMMANDS["explain"][1])
 @click.argument("files", nargs=-1, metavar="[FILES]...")
 @click.option(
@@ -65,6 +76,15 @@ def _conditions(ctx: click.Context, param: click.Parameter, values: tuple[str, .
     metavar="CONDITION",
     help="Exit 1 where it holds: unexplained>2%, code=ML101, severity>=warning. Repeatable.",
 )
+@click.option(
+    "--select",
+    callback=_codes,
+    multiple=True,
+    metavar="CODE",
+    help="Only these findings: ML101, a group (ML1), a list (ML1,ML501). Repeatable.",
+)
+@click.option("--ignore", callback=_codes, multiple=True, metavar="CODE", help="Without these findings. Repeatable.")
+@click.option("--all-findings", is_flag=True, help="Print the findings that are mere information as well.")
 @click.option("--unrecognized", is_flag=True, help="Print the memory-like lines that were not understood.")
 @click.option("--follow", "-f", is_flag=True, help="Keep reading a growing log; Ctrl-C ends with the report.")
 @click.option(
@@ -93,6 +113,9 @@ def command(
     gpu_total: Total | None,
     no_live: bool,
     fail_on: list[Condition],
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    all_findings: bool,
     unrecognized: bool,
     follow: bool,
     rule_files: tuple[str, ...],
@@ -103,7 +126,10 @@ def command(
 
     FILES may be several logs of one job, compressed (.gz .xz .zst .bz2), or - for standard input. No GPU is needed.
     """
+    import msgspec
+
     from memledger.cli import reading
+    from memledger.findings.selection import Selection
     from memledger.report.view import Options
 
     if not files:
@@ -114,10 +140,18 @@ def command(
         raise click.UsageError("--follow reads one log and writes text.")
     shown = " ".join(["memledger explain", *map(_quoted, files)])
     options = Options(
-        rank=rank, all_starts=all_starts, start=start, evidence=evidence, unrecognized=unrecognized, command=shown
+        rank=rank,
+        all_starts=all_starts,
+        start=start,
+        evidence=evidence,
+        unrecognized=unrecognized,
+        command=shown,
+        all_findings=all_findings,
     )
-    redraw = (lambda report: _redraw(report, options, width, no_color)) if follow else None
+    wanted = Selection(select, ignore)
+    redraw = (lambda report: _redraw(wanted.apply(report), options, width, no_color)) if follow else None
     result = reading.read(files, [Path(f) for f in rule_files], gpu_total, redraw)
+    result = msgspec.structs.replace(result, report=wanted.apply(result.report))
     ctx.exit(finish(result, options, format_, fail_on, width, no_color))
 
 

@@ -22,8 +22,10 @@ from memledger.units import GIB
 
 FULL: Final = 0.95
 LOW: Final = 0.7
-IDLE_KV: Final = 0.25
+IDLE_KV: Final = 0.1
 """Peak KV usage up to which the pool counts as never used."""
+IDLE_SHARE: Final = 0.25
+"""Share of the card from which idle KV is worth a word."""
 OFTEN: Final = 10
 """Preemptions and retractions from which they are more than an engine at its limit."""
 FREE_SHARE: Final = 0.15
@@ -136,9 +138,13 @@ def idle_kv(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     # The printed usage is rounded: 0.00 may be anything below half a step.
     step = 0.005 if server.framework == "sglang" else 0.0005
     idle = round(pool * (1 - min(1.0, peak + step)))
-    if share(rank, idle) < IDLE_KV:
+    if share(rank, idle) < IDLE_SHARE:
         return None
-    used = f"At most {n.percent(peak, 1)}" if peak else f"Less than {n.percent(step, 2)}"
+    used = (
+        f"At most {n.percent(peak, 0 if server.framework == 'sglang' else 1)}"
+        if peak
+        else f"Less than {n.percent(step, 2)}"
+    )
     text = (
         f"{used} of the {n.gib_about(pool)} KV cache{each(server)} was in use in this log "
         f"({n.count(running)} requests at the peak): {n.gib_about(idle)} were never needed by running requests"

@@ -159,8 +159,13 @@ def capped_by_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     )
     severity: Severity = "info"
     if capped and asked is not None:
-        severity = "warning" if running <= asked // 2 else "note"
-        text += f" {FLAG} {asked * per_request} would serve all {n.count(asked)}."
+        peak = server.usage.peak_running_requests
+        if peak is not None and peak < running:
+            severity = "note"
+            text += f" At most {n.count(peak)} ran, so the cap was not reached."
+        else:
+            severity = "warning" if running <= asked // 2 else "note"
+            text += f" {FLAG} {asked * per_request} would serve all {n.count(asked)}."
     return Finding("ML103", "running requests capped by state slots", severity, 0, text, _state_evidence(rank))
 
 

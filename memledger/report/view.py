@@ -139,6 +139,7 @@ class Options(msgspec.Struct, frozen=True):
     evidence: bool = False
     unrecognized: bool = False
     command: str = "memledger explain"
+    all_findings: bool = False
 
 
 # ------------------------------------------------------------------------------------------------------------ choosing
@@ -285,20 +286,38 @@ def devices(server: Server) -> str:
 
 
 def causes(server: Server) -> tuple[Cause, ...]:
-    """The sentences that come first: the finding that matters most, else where the memory went."""
+    """The sentences that come first: the finding that matters most, else where the memory went; and at most one more."""
     chief = chief_finding(server)
     if chief is not None:
-        return (Cause(chief.text, chief.code, chief.severity),)
+        second = _second_finding(server, chief)
+        return tuple(Cause(f.text, f.code, f.severity) for f in (chief, second) if f is not None)
     balance = next((f for f in server.findings if f.code in _BALANCE_CODES), None)
     text = plain_sentence(server)
     if server.state == "failed":
-        text = "The server failed; no line says that memory was the reason. " + text
-    return (Cause(text),) if balance is None else (Cause(text, balance.code, balance.severity),)
+        why = "" if server.failures else "; no line says that memory was the reason"
+        text = f"The server failed{why}. {text}"
+    first = Cause(text) if balance is None else Cause(text, balance.code, balance.severity)
+    state = next((f for f in server.findings if f.code in _STATE_CODES and f.severity != "info"), None)
+    return (first,) if state is None else (first, Cause(state.text, state.code, state.severity))
+
+
+def _second_finding(server: Server, chief: Finding) -> Finding | None:
+    """What stands beside the chief finding: of a failure what explains it, else the next warning."""
+    rest = [f for f in server.findings if f is not chief and f.code not in _BALANCE_CODES and f.severity != "info"]
+    if chief.code == "ML201":
+        rest = [f for f in rest if f.code in _EXPLAINING_CODES]
+    else:
+        rest = [f for f in rest if SEVERITIES.index(f.severity) >= SEVERITIES.index("warning")]
+    return max(rest, key=lambda f: (SEVERITIES.index(f.severity), abs(f.bytes)), default=None)
 
 
 SEVERITIES: Final = ("info", "note", "warning", "error")
 _BALANCE_CODES: Final = ("ML301", "ML302")
 """Findings that the plain sentence and the table say already: where the memory went matters more than the rest of it."""
+_STATE_CODES: Final = ("ML101", "ML102", "ML103", "ML104", "ML105")
+"""What a hybrid's operator asks first: whether its reserved state is needed."""
+_EXPLAINING_CODES: Final = frozenset({"ML202", "ML203", "ML204", "ML205", "ML402", "ML403", "ML601"})
+"""Findings that say why a failure happened."""
 
 
 def chief_finding(server: Server) -> Finding | None:
@@ -779,7 +798,7 @@ def detail_note(detail: dict[str, Any]) -> str:
 
 def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]]:
     server = report.servers[index]
-    facts = [("also", f"{f.text} [{f.code}]") for f in _other_findings(server)]
+    facts = [("also", f"{f.text} [{f.code}]") for f in _other_findings(server, options)]
     facts += [("budget", text) for text in budget_words(server)]
     facts += [("capacity", text) for text in capacity_words(server)]
     facts.append(("used", usage_words(server)))
@@ -795,10 +814,13 @@ def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]
     return facts
 
 
-def _other_findings(server: Server) -> list[Finding]:
-    chief = chief_finding(server)
-    # Mere information and the balance stand in the facts and tables already (and in the JSON).
-    rest = [f for f in server.findings if f is not chief and f.code not in _BALANCE_CODES and f.severity != "info"]
+def _other_findings(server: Server, options: Options) -> list[Finding]:
+    first = {cause.code for cause in causes(server)}
+    # The balance stands in the table already; mere information is shown where it is asked for.
+    hidden = set() if options.all_findings else {f.code for f in server.findings if f.severity == "info"}
+    if options.rank is not None:
+        hidden |= {"ML304"}  # compares ranks, and one was asked for
+    rest = [f for f in server.findings if f.code not in first | hidden | set(_BALANCE_CODES)]
     return sorted(rest, key=lambda f: (-SEVERITIES.index(f.severity), -abs(f.bytes)))
 
 
