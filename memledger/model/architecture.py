@@ -118,7 +118,7 @@ class DenseMlp(msgspec.Struct, frozen=True, tag="dense"):
 class MoeMlp(msgspec.Struct, frozen=True, tag="moe"):
     """Routed experts with optional shared experts; `width`: input size of an expert where it is not the hidden size.
 
-    `bias`: experts have biases (gpt-oss). `intermediate` is one expert's; `shared_intermediate` all shared experts' together.
+    `bias`: experts have biases (gpt-oss). `beside_dense`: the "shared" part is the layer's own dense block (Gemma 4). `intermediate` is one expert's; `shared_intermediate` all shared experts' together.
     """
 
     experts: int
@@ -128,6 +128,7 @@ class MoeMlp(msgspec.Struct, frozen=True, tag="moe"):
     gated: bool = True
     width: int | None = None
     bias: bool = False
+    beside_dense: bool = False
 
 
 class Layer(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ def read_config(mapping: Mapping[str, Any], source: str, name: str | None = None
     fields = Fields(text, source)
     layers = reader.layers(fields)
     draft = reader.draft(fields) if reader.draft else ()
-    count = fields.integer("num_hidden_layers")
+    count = fields.layers()
     if not reader.splits_layers and len(layers) != count:
         raise NotModelledError(f"{source}: {len(layers)} layer types for {count} layers")
     state_key = next((key for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if text.get(key)), None)

@@ -81,7 +81,10 @@ class Fields:
         return found or self.integer("hidden_size") // self.integer("num_attention_heads")
 
     def layers(self) -> int:
-        """`num_hidden_layers`."""
+        """`num_hidden_layers`; newer Nemotron configs only list the layers' kinds."""
+        listed = self.get("layers_block_type")
+        if isinstance(listed, list) and listed and self.optional("num_hidden_layers") is None:
+            return len(listed)
         return self.integer("num_hidden_layers")
 
     def kinds(self) -> list[str] | None:
@@ -533,6 +536,7 @@ def _gemma4(f: Fields) -> Layers:
             f.integer("num_experts"),
             f.weight_only("moe_intermediate_size"),
             shared_intermediate=f.weight_only("intermediate_size"),
+            beside_dense=True,
         )
     return tuple(Layer(sliding if window else full, mlp=mlp, post_norms=True) for window in _windowed(f))
 

@@ -53,6 +53,9 @@ NAMED_ONLY_TOLERANCE: Final = Fraction(30, 1000)
 """When only the name says how the weights are quantised, group size and skipped modules are assumed."""
 VISION_TOLERANCE: Final = Fraction(15, 100)
 
+UNKNOWN_POSITIONS: Final = 2**18
+"""Rows of a rotary table that the range allows for where the model's context length is not known."""
+
 MARLIN_INTERMEDIATE: Final = 128
 MARLIN_HIDDEN: Final = 256
 """The Marlin kernel pads MXFP4 experts to these multiples (vLLM `quantization/mxfp4.py`, 0.13)."""
@@ -196,14 +199,16 @@ def _experts(m: MoeMlp, hidden: int, parallel: Parallel, *, marlin: bool) -> Ite
     size = (3 if m.gated else 2) * width * inner
     if marlin:
         size = (3 if m.gated else 2) * _up(width, MARLIN_HIDDEN) * _up(inner, MARLIN_INTERMEDIATE)
-    yield Matrix("experts", "mlp.experts", count * size)
+    yield Matrix("experts", "experts" if m.beside_dense else "mlp.experts", count * size)
     if m.bias:
         yield Matrix("experts", "mlp.experts.bias", count * (2 * inner + width), linear=False)
     if m.width:
         yield Matrix("experts", "mlp.latent_proj", 2 * hidden * m.width)
     yield Matrix("experts", "mlp.gate", hidden * m.experts + m.experts, linear=False)
     if m.shared_intermediate:
-        yield from _dense(m.shared_intermediate, m.gated, hidden, parallel.tp, "mlp.shared_experts")
+        yield from _dense(
+            m.shared_intermediate, m.gated, hidden, parallel.tp, "mlp" if m.beside_dense else "mlp.shared_experts"
+        )
     if m.shared_gate:
         yield Matrix("feed_forward", "mlp.shared_expert_gate", hidden, linear=False)
 
@@ -404,14 +409,17 @@ def _stage_bytes(
     doubtful = Fraction(0)
     for matrix in _stage_matrices(arch, parallel, stage, draft=draft, marlin=marlin):
         if quantization and matrix.linear and matrix.name not in skips:
-            size = matrix.elements * bits / 8
+            taken = matrix.elements * bits / 8
             if matrix.name.endswith("kv_b_proj"):
                 doubtful += 2 * matrix.elements
         else:
-            size = Fraction(matrix.elements * (4 if matrix.float32 else width))
-        parts[matrix.part] = parts.get(matrix.part, Fraction(0)) + size
+            taken = Fraction(matrix.elements * (4 if matrix.float32 else width))
+        parts[matrix.part] = parts.get(matrix.part, Fraction(0)) + taken
     parts["rope"] = Fraction(_rope_bytes(arch, framework, width))
     notes: list[str] = []
+    if arch.rope_dim and not parts["rope"]:
+        doubtful += UNKNOWN_POSITIONS * arch.rope_dim * width * arch.rope_factor
+        notes.append("rotary table not counted: the context length is not known")
     if mxfp4 and expert_kernel is None:
         padded = _stage_matrices(arch, parallel, stage, draft=draft, marlin=True)
         plain = _stage_matrices(arch, parallel, stage, draft=draft, marlin=False)
@@ -428,7 +436,7 @@ def _stage_bytes(
     if quantization and quantization.named_only:
         above, below = above + NAMED_ONLY_TOLERANCE, below + NAMED_ONLY_TOLERANCE
         notes.append("quantisation known from the model's name only")
-    size = int(round(total))
+    size = round(total)
     whole_parts = {name: round(value) for name, value in parts.items() if value}
     return WeightBytes(
         bytes=size,
@@ -440,7 +448,7 @@ def _stage_bytes(
 
 
 def _expert_elements(matrices: Iterator[Matrix]) -> int:
-    return sum(matrix.elements for matrix in matrices if matrix.name.endswith("mlp.experts"))
+    return sum(matrix.elements for matrix in matrices if matrix.name.endswith("experts"))
 
 
 def _summing_to(parts: dict[Part, int], total: int) -> dict[Part, int]:
