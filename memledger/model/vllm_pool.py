@@ -258,11 +258,11 @@ class _Spec(msgspec.Struct, frozen=True):
     layout: tuple[int, int, bool, str]
 
 
-def _spec(layer: CacheLayer, settings: Settings, block: BlockSize) -> _Spec:
+def _spec(layer: CacheLayer, settings: Settings, block: BlockSize, *, windows: bool) -> _Spec:
     layout = (layer.token_bytes, layer.state_bytes, layer.latent, layer.layout)
     if layer.kind == "state":
         return _Spec("state", _state_block_tokens(settings, block), block.page_bytes, None, layout)
-    window = layer.window if settings.hybrid_manager else None
+    window = layer.window if windows else None
     kind: Kind = "full" if window is None else "sliding"
     return _Spec(kind, block.tokens, block.tokens * layer.token_bytes, window, layout)
 
@@ -313,7 +313,8 @@ def plan(layers: Sequence[CacheLayer], settings: Settings) -> Pool:
     facts.check_mode(settings.release, settings.state_mode)
     _refuse_unknown(layers, settings)
     block = block_size(layers, settings)
-    specs = [_spec(layer, settings, block) for layer in layers]
+    promoted = not settings.hybrid_manager and any(layer.kind == "full" for layer in layers)
+    specs = [_spec(layer, settings, block, windows=not promoted) for layer in layers]
     stages = max(layer.stage for layer in layers) + 1
     if _uniform(specs):
         return Pool(settings, block, (_group(list(zip(layers, specs, strict=True)), stages, 0),))
@@ -358,6 +359,8 @@ def _refuse_unknown(layers: Sequence[CacheLayer], settings: Settings) -> None:
         raise NotModelledError(f"vLLM {facts.wording(at)}: layers of several kinds are modelled from 0.9.1")
     if "state" in kinds and not settings.hybrid_manager:
         raise NotModelledError("recurrent state with --disable-hybrid-kv-cache-manager does not start")
+    if not settings.hybrid_manager and "full" not in kinds and len(windows) > 1:
+        raise NotModelledError("several sliding windows with --disable-hybrid-kv-cache-manager do not start")
     if len(kinds) > 1 and at < (0, 11, 0) and any(layer.stage for layer in layers):
         raise NotModelledError(f"vLLM {facts.wording(at)}: groups over pipeline stages are modelled from 0.11.0")
     if context_parallel(settings) > 1 and windows:
