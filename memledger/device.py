@@ -49,7 +49,16 @@ def _rebase(rank: Rank, total: Amount, basis: Basis, label: str | None) -> tuple
     taken = total - Amount(opening)
     if taken.bytes < -taken.tolerance:
         return rank, f"{OPTION} is smaller than the first free-memory reading of {rank.label}: not used"
-    row = entry("in_use_at_start", taken, basis, stage="init", source=OPTION)
+    # The first reading is the log's; the total, and with it this row, is only as right as what the user gave.
+    row = entry(
+        "in_use_at_start",
+        taken,
+        basis,
+        stage="init",
+        evidence=rank.residual.evidence,
+        source=OPTION,
+        note=f"{OPTION} less the first reading",
+    )
     entries = (row, *rank.entries)
     first = rank.stages[0]
     if first.name == "init":

@@ -131,6 +131,7 @@ def _largest(a: Usage, b: Usage) -> Usage:
         preemptions=added("preemptions"),
         retractions=added("retractions"),
         seen=True,
+        evidence=tuple(dict.fromkeys((*a.evidence, *b.evidence))),
         **peaks,
     )
 

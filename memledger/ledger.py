@@ -144,7 +144,10 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Residual(msgspec.Struct, frozen=True):
-    """Opening balance minus all entries (free memory included). Signed, never hidden, spread or clamped."""
+    """Opening balance minus all entries (free memory included). Signed, never hidden, spread or clamped.
+
+    `evidence`: the lines of the opening balance; none where the log does not print it.
+    """
 
     base: Literal["device", "first_reading"] | None
     bytes: int | None
@@ -152,6 +155,7 @@ class Residual(msgspec.Struct, frozen=True):
     verdict: Verdict
     opening_bytes: int | None = None
     reason: str | None = None
+    evidence: tuple[Evidence, ...] = ()
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -203,6 +207,7 @@ class Usage(msgspec.Struct, frozen=True):
     """Peaks over all usage lines of one start; None where no line says it. Counts are requests, usages fractions.
 
     `seen`: whether the log holds usage lines at all; without any there is no peak, and nothing can be called idle.
+    `evidence`: the lines that reached the peaks, in the order of the fields (requests first).
     """
 
     scope: Literal["engine", "sum_of_engines"] = "engine"
@@ -215,6 +220,7 @@ class Usage(msgspec.Struct, frozen=True):
     retractions: int | None = None
     peak_state_slots: int | None = None
     seen: bool = False
+    evidence: tuple[Evidence, ...] = ()
 
 
 class Rank(msgspec.Struct, frozen=True):
@@ -443,6 +449,7 @@ def close(
     *,
     open_reason: str | None = None,
     unified_memory: bool = False,
+    evidence: tuple[Evidence, ...] = (),
 ) -> Residual:
     """The rank's residual and verdict: opening minus all entries, `free` included.
 
@@ -455,10 +462,10 @@ def close(
     rows = [e.amount for e in entries if not e.account.startswith("host/")]
     rest = opening - total(rows)
     if open_reason is not None:
-        return Residual(base, rest.bytes, rest.tolerance, "open", opening.bytes, open_reason)
+        return Residual(base, rest.bytes, rest.tolerance, "open", opening.bytes, open_reason, evidence)
     allowed = rest.tolerance + CLOSED_SHARE * opening.bytes * (3 if unified_memory else 1)
     verdict: Verdict = "closed" if abs(rest.bytes) <= allowed else "over_counted" if rest.bytes < 0 else "unexplained"
-    return Residual(base, rest.bytes, rest.tolerance, verdict, opening.bytes)
+    return Residual(base, rest.bytes, rest.tolerance, verdict, opening.bytes, None, evidence)
 
 
 def gib(size: int) -> float:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memledger.cli import app
+from memledger.cli import overview
 
 if TYPE_CHECKING:
     from memledger.findings.catalogue import Page
 
 
-@click.command("finding", short_help=app.COMMANDS["finding"][1])
+@click.command("finding", short_help=overview.COMMANDS["finding"][1])
 @click.argument("codes", nargs=-1, metavar="[CODE]...")
 @click.option("--width", type=click.IntRange(min=40), metavar="COLUMNS", help="Width of the text.")
 def command(codes: tuple[str, ...], width: int | None) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from memledger.cli import app
+from memledger.cli import app, overview
 
 
-@click.command("rules", short_help=app.COMMANDS["rules"][1])
+@click.command("rules", short_help=overview.COMMANDS["rules"][1])
 @click.option(
     "--framework",
     type=click.Choice(["sglang", "vllm", "any"]),

@@ -84,13 +84,17 @@ def in_use_at_start(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     if worst is None or worst[0] - CONTEXT_BYTES <= IN_USE_LIMIT:
         return None
     size, rank = worst
+    rows = [entry for entry in rank.entries if entry.account == "in_use_at_start"]
+    # A total that the user gave is no figure of the log: a wrong one must not read as another process.
+    given = next((entry.detail["source"] for entry in rows if "source" in entry.detail), None)
+    before = f"If the card has the {n.gib_about(rank.residual.opening_bytes or 0)} of {given}, " if given else ""
     text = (
-        f"{n.gib_about(size)}{_where(server, rank)} was in use before the server took its first reading: "
+        f"{before}{n.gib_about(size)}{_where(server, rank)} was in use before the server took its first reading: "
         "its own context and communication buffers, and other processes; a log can't tell them apart."
     )
-    evidence = tuple(e for entry in rank.entries if entry.account == "in_use_at_start" for e in entry.evidence)
+    evidence = tuple(e for entry in rows for e in entry.evidence)
     opening = rank.residual.opening_bytes
-    severity: Severity = "warning" if opening and size > LARGE_SHARE * opening else "note"
+    severity: Severity = "warning" if opening and size > LARGE_SHARE * opening and given is None else "note"
     return Finding("ML303", "memory in use before the start", severity, size, text, evidence)
 
 

@@ -710,7 +710,14 @@ class RankBuilder:
         counted = [e for e in entries if e.account != "free"]
         stages = build_stages(opening, readings, counted, CANDIDATES)
         reason = self._open_reason(readings) or self._missing_lines(items, facts)
-        residual = close(base, opening.free, entries, open_reason=reason, unified_memory=bool(facts.gpu.unified_memory))
+        residual = close(
+            base,
+            opening.free,
+            entries,
+            open_reason=reason,
+            unified_memory=bool(facts.gpu.unified_memory),
+            evidence=opening.evidence,
+        )
         return stages, residual
 
     def _unfinished(self) -> tuple[Stage, ...]:

@@ -526,7 +526,6 @@ class StartBuilder:
         notes = list(self.notes)
         for rank in self.ranks.values():
             notes.extend(n for n in rank.notes if n not in notes)
-        usages = [u.build() for u in self.usage.values()]
         return Server(
             framework="sglang",
             framework_version=self.config.version,
@@ -539,7 +538,7 @@ class StartBuilder:
             config=config,
             ranks=tuple(ranks),
             engines=engines,
-            usage=largest(usages),
+            usage=largest(self.usage.values()),
             failures=self.failures.build(),
             notes=tuple(notes),
         )

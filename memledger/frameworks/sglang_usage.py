@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from memledger.events import Event
-from memledger.ledger import Usage
+from memledger.ledger import Evidence, Usage
+
+_PEAKS: Final = ("running", "queued", "kv", "state", "swa", "slots")
 
 
 class UsageBuilder:
@@ -20,6 +23,8 @@ class UsageBuilder:
         self.slots: int | None = None
         self.retracted = 0
         self.seen = False
+        self.lines: dict[str, Evidence] = {}
+        """The line that reached each peak, by the field of `Usage`."""
 
     def take(self, event: Event) -> None:
         """One prefill, decode or retraction line."""
@@ -28,6 +33,7 @@ class UsageBuilder:
             self.retracted += event.count("requests") or 0
             return
         self.seen = True
+        before = self._peaks()
         running = event.count("running")
         self.running = _most(self.running, event.count("mixed") if running is None else running)
         self.queued = _most(self.queued, event.count("queued"))
@@ -35,6 +41,23 @@ class UsageBuilder:
         self.kv = _top(self.kv, event.number("kv"))
         self.state = _top(self.state, event.number("state"))
         self.swa = _top(self.swa, event.number("swa"), event.number("swa049"))
+        for name, value in self._peaks().items():
+            if value != before[name]:
+                self.lines[name] = event.evidence
+
+    def merge(self, other: UsageBuilder) -> None:
+        """Take the peaks of another scheduler where they are higher; counts of events are summed."""
+        mine, others = self._peaks(), other._peaks()
+        for name, value in others.items():
+            known = mine[name]
+            if value is not None and (known is None or value > known):
+                setattr(self, name, value)
+                self.lines[name] = other.lines[name]
+        self.retracted += other.retracted
+        self.seen = self.seen or other.seen
+
+    def _peaks(self) -> dict[str, float | None]:
+        return {name: getattr(self, name) for name in _PEAKS}
 
     def build(self) -> Usage:
         """The peaks as a value."""
@@ -47,25 +70,16 @@ class UsageBuilder:
             retractions=self.retracted or None,
             peak_state_slots=self.slots,
             seen=self.seen,
+            evidence=tuple(dict.fromkeys(self.lines[name] for name in _PEAKS if name in self.lines)),
         )
 
 
-def largest(usages: Iterable[Usage]) -> Usage:
+def largest(schedulers: Iterable[UsageBuilder]) -> Usage:
     """The peaks of the busiest scheduler, each figure the largest of any one; counts of events are summed."""
-    found = list(usages)
-    if len(found) == 1:
-        return found[0]
-    retractions = [u.retractions for u in found if u.retractions is not None]
-    return Usage(
-        peak_running_requests=_most(*(u.peak_running_requests for u in found)),
-        peak_queued_requests=_most(*(u.peak_queued_requests for u in found)),
-        peak_kv_usage=_top(*(u.peak_kv_usage for u in found)),
-        peak_state_usage=_top(*(u.peak_state_usage for u in found)),
-        peak_swa_usage=_top(*(u.peak_swa_usage for u in found)),
-        retractions=sum(retractions) if retractions else None,
-        peak_state_slots=_most(*(u.peak_state_slots for u in found)),
-        seen=any(u.seen for u in found),
-    )
+    found = UsageBuilder()
+    for one in schedulers:
+        found.merge(one)
+    return found.build()
 
 
 def _most(*values: int | None) -> int | None:

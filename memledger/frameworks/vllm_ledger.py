@@ -34,6 +34,16 @@ CANDIDATES: Final[dict[str, tuple[str, ...]]] = {
     "final": ("activations", "memory outside torch", "CUDA graphs"),
 }
 
+_TOTALS: Final = (
+    "init_snapshot",
+    "budget_consumed",
+    "budget_split",
+    "v0_budget",
+    "v0_profile",
+    "free_memory_too_small",
+)
+"""Rules that print the device's total, the best first."""
+
 
 class RankFacts(msgspec.Struct):
     """What was printed about one rank: the latest event of each rule, and the few that need their order."""
@@ -187,11 +197,18 @@ class _Builder:
 
     def device_total(self) -> Amount | None:
         """The device as CUDA reports it (smaller than NVML's total)."""
-        for rule in ("init_snapshot", "budget_consumed", "budget_split", "v0_budget", "v0_profile"):
+        for rule in _TOTALS:
             if (found := self.facts.amount(rule, "total")) is not None:
                 return found
-        found = self.facts.amount("free_memory_too_small", "total")
-        return found if found is not None else self.context.failed_total
+        return self.context.failed_total
+
+    def total_evidence(self) -> tuple[Evidence, ...]:
+        """The line of `device_total`; none where a failure elsewhere told it."""
+        for rule in _TOTALS:
+            source = self.facts.event(rule)
+            if source is not None and source.amount("total") is not None:
+                return (source.evidence,)
+        return ()
 
     def first_free(self) -> Figure | None:
         """Free memory at the worker's first reading."""
@@ -613,7 +630,8 @@ class _Builder:
             reason = "not in the log: " + ", ".join(missing) if missing else "the budget is not printed in full"
         elif self.missing:
             reason = "not in the log: " + ", ".join(dict.fromkeys(self.missing))
-        residual = close(base, opening, self.entries, open_reason=reason)
+        lines = self.total_evidence() if base == "device" else free.evidence if free is not None else ()
+        residual = close(base, opening, self.entries, open_reason=reason, evidence=lines)
         if opening is None:
             return (), residual
         readings: list[Reading] = []

@@ -8,10 +8,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 from memledger.events import Event
+from memledger.frameworks.exceptions import RootCause, is_requests, is_wrapper
 from memledger.frameworks.vllm_config import ConfigFacts
-from memledger.frameworks.vllm_failures import failure, merged, phase_of_frames, same_incident
+from memledger.frameworks.vllm_failures import failure, merged, numbers, phase_of_frames, same_incident
 from memledger.frameworks.vllm_ledger import Context, Ledger, RankFacts, build_ledger, pool_grant
-from memledger.ledger import Capacity, Concurrency, Engine, Failure, Gpu, Rank, Server, Span, State, Usage
+from memledger.ledger import Capacity, Concurrency, Engine, Evidence, Failure, Gpu, Rank, Server, Span, State, Usage
 from memledger.sanitize import clean
 from memledger.units import Amount
 
@@ -119,14 +120,17 @@ class UsageFacts(msgspec.Struct):
     queued: int | None = None
     kv: float | None = None
     preemptions: int | None = None
+    lines: dict[str, Evidence] = {}
 
-    def add(self, running: int | None, queued: int | None, kv: float | None) -> None:
-        """One usage line."""
+    def add(self, running: int | None, queued: int | None, kv: float | None, lines: dict[str, Evidence]) -> None:
+        """One usage line, or the peaks of another scheduler; `lines` tells where each of the figures stands."""
         self.seen = True
-        self.running = _largest(self.running, running)
-        self.queued = _largest(self.queued, queued)
-        if kv is not None:
-            self.kv = round(max(kv, self.kv or 0.0), 6)
+        kv = round(kv, 6) if kv is not None else None
+        for name, value in (("running", running), ("queued", queued), ("kv", kv)):
+            known = getattr(self, name)
+            if value is not None and (known is None or value > known):
+                setattr(self, name, value)
+                self.lines[name] = lines[name]
 
     def value(self, scope: Literal["engine", "sum_of_engines"] = "engine") -> Usage:
         """The peaks as a contract value."""
@@ -137,6 +141,7 @@ class UsageFacts(msgspec.Struct):
             peak_kv_usage=self.kv,
             preemptions=self.preemptions,
             seen=self.seen,
+            evidence=tuple(dict.fromkeys(self.lines[k] for k in ("running", "queued", "kv") if k in self.lines)),
         )
 
 
@@ -187,6 +192,10 @@ class Start:
         self._counted = 0
         self._frames: dict[int | None, set[str]] = {}
         self._at_crash: dict[str, Any] = {}
+        self._cause = RootCause()
+        self._death: tuple[Event, str] | None = None
+        self._retry: Event | None = None
+        self._failed_last = False
         self._has_front = self._quoted = False
 
     # -- routing: which lines this start waits for
@@ -280,18 +289,21 @@ class Start:
                 self._times.append(event.prefix.time)
             self._times[1:] = [event.prefix.time]
         self._wrapper_time = self._wrapper_time or event.prefix.wrapper_time
-        rule = event.id
         if event.rule.kind == "failure":
             self._take_failure(event)
-        elif rule == "vllm_frame":
-            self._frames.setdefault(event.prefix.pid, set()).add(event.word("function") or "")
-        elif rule == "http_started":
-            self._ready, self._phase = True, "serving"
-        elif rule == "http_stopped":
-            self._stopped = self.over = True
-        elif event.rule.framework != "vllm":
-            return
-        elif rule in USAGE_RULES:
+        elif event.rule.framework == "vllm":
+            self._take_own(event)
+        else:
+            self._take_foreign(event)
+        if event.prefix.repeated:
+            self._repeated.add(event.id)
+
+    def _take_own(self, event: Event) -> None:
+        """A line of vLLM's that is no failure."""
+        rule = event.id
+        if rule != "engine_died" and not self._died:
+            self._went_on(event)
+        if rule in USAGE_RULES:
             self._take_usage(event)
         elif rule in RANK_RULES:
             self._take_rank(event)
@@ -299,8 +311,22 @@ class Start:
             self._take_engine(event)
         else:
             self._take_rest(event)
-        if event.prefix.repeated:
-            self._repeated.add(rule)
+
+    def _take_foreign(self, event: Event) -> None:
+        """A line of torch, Python or the HTTP server that is no failure by itself."""
+        rule = event.id
+        if rule == "vllm_frame":
+            self._frames.setdefault(event.prefix.pid, set()).add(event.word("function") or "")
+        elif rule in {"exception", "on_chip_memory"}:
+            self._take_exception(event)
+        elif rule == "exception_detail":
+            self._cause.detail(event)
+        elif rule == "alloc_retry":
+            self._retry = event
+        elif rule == "http_started":
+            self._ready, self._phase = True, "serving"
+        elif rule == "http_stopped":
+            self._stopped = self.over = True
 
     def _take_rest(self, event: Event) -> None:
         rule = event.id
@@ -527,7 +553,8 @@ class Start:
         running = event.count("running")
         if event.id == "iteration":
             running = (event.count("context_requests") or 0) + (event.count("generation_requests") or 0)
-        facts.add(running, event.count("waiting"), event.number("kv"))
+        line = event.evidence
+        facts.add(running, event.count("waiting"), event.number("kv"), dict.fromkeys(("running", "queued", "kv"), line))
         if (again := event.count("preemptions")) is not None:
             facts.preemptions = (facts.preemptions or 0) + again
 
@@ -557,10 +584,33 @@ class Start:
         if not self._ready and self._phase != "serving":
             self._died = True
 
+    def _take_exception(self, event: Event) -> None:
+        """The end of a traceback, which no rule about memory takes: the cause, should the process die of it."""
+        process = event.prefix.process or ""
+        front = re.match(r"(?:API|Api)Server|DPSupervisor|MainProcess", process) is not None
+        if is_wrapper(event) or ((front or not process) and self._ready and is_requests(event)):
+            return
+        level = 3 if front else 0 if re.match(r"Worker|VllmWorker|Ray", process) else 1 if process else 2
+        if front and self._ready:
+            # What a request raised is the request's; the engine says itself what it dies of.
+            return
+        phase = phase_of_frames(self._frames.pop(event.prefix.pid, set())) or self._phase
+        early = front and not self.engine_lines and not self._ranks
+        self._cause.take(event, event.prefix.pid or process, level, phase, before_engine=early)
+
+    def _went_on(self, event: Event) -> None:
+        """A process that prints on has not died of what it printed before."""
+        self._retry = None
+        if event.id in USAGE_RULES:
+            self._cause.forget()
+        else:
+            self._cause.forget(event.prefix.pid or event.prefix.process or "")
+
     def _take_death(self, event: Event) -> None:
         if self._stopped:
             return
         self._died = True
+        self._death = self._death or (event, phase_of_frames(self._frames.get(event.prefix.pid, set())) or self._phase)
         codes = [event.count(n) for n in ("code", "process_code", "worker_code")]
         killed = -9 in codes or ": -9" in (event.word("codes") or "")
         if killed:
@@ -605,8 +655,28 @@ class Start:
         """The failures; those while serving with what the scheduler held when it crashed."""
         return [
             msgspec.structs.replace(f, numbers={**self._at_crash, **f.numbers}) if f.phase == "serving" else f
-            for f in self._failures
+            for f in [*self._causes(), *self._failures]
         ]
+
+    def _causes(self) -> list[Failure]:
+        """Why the server failed, where no line about memory says it: the exception that its process died of."""
+        if self._state() != "failed" or any(f.kind != "killed" for f in self._failures):
+            return []
+        if self._retry is not None:
+            # Printed for tries that succeed, too: it counts because the process died without another word on memory.
+            return [Failure("cuda_oom", self._phase_of_death(), numbers(self._retry), (self._retry.evidence,))]
+        if (found := self._cause.failure()) is not None:
+            return [found]
+        if self._failures or self._death is None:
+            return []
+        event, _ = self._death
+        return [Failure("process_died", self._phase_of_death(), {}, (event.evidence,))]
+
+    def _phase_of_death(self) -> str:
+        if self._death is None:
+            return self._phase
+        event, phase = self._death
+        return phase_of_frames(self._frames.get(event.prefix.pid, set())) or phase
 
     def _started_at(self) -> str | None:
         """The first line's time, or (where an excerpt stands before the whole log) the first start line's."""
@@ -621,12 +691,15 @@ class Start:
         return year.group(1) + time[1:] if time.startswith("--") and year else time
 
     def _state(self) -> State:
-        if self._died:
+        if self._died or self._failed_last:
             return "failed"
         if self._stopped:
             return "stopped"
         if self._ready:
             return "serving"
+        if self._cause and (self.engine_lines or self.front_lines or self._ranks):
+            # A traceback before the server was up, and no word of its process after it.
+            return "failed"
         return "starting" if self.engine_lines or self.front_lines or self._ranks else "unknown"
 
     def _is_v0(self) -> bool:
@@ -720,7 +793,7 @@ class Start:
             return self._sum.value("sum_of_engines") if self._sum is not None else Usage()
         best = UsageFacts()
         for one in found:
-            best.add(one.running, one.queued, one.kv)
+            best.add(one.running, one.queued, one.kv, one.lines)
             best.preemptions = _largest(best.preemptions, one.preemptions)
         return best.value()
 

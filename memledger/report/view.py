@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from memledger import words as n
-from memledger.cards import card_named
+from memledger.cards import card_named, parse_total
 from memledger.ledger import ACCOUNTS, Capacity, Entry, Evidence, Finding, Rank, Report, Server, Stage, account_total
 from memledger.sanitize import clean
 from memledger.units import GIB, Amount, total
@@ -139,6 +139,8 @@ class Options(msgspec.Struct, frozen=True):
     evidence: bool = False
     unrecognized: bool = False
     command: str = "memledger explain"
+    gpu_total: bool = False
+    """Whether the card's total was given by hand: nothing more is asked for then."""
     all_findings: bool = False
 
 
@@ -943,14 +945,17 @@ def _unread(report: Report, options: Options) -> list[tuple[str, str]]:
 def next_words(report: Report, index: int, options: Options) -> list[str]:
     """Commands that tell more, where there is more to tell."""
     ranks = report.servers[index].ranks
-    unknown_total = any(r.residual.base != "device" and r.gpu.total_bytes is None and r.entries for r in ranks)
-    if unknown_total and all(r.gpu.kind in {None, "cuda", "rocm"} for r in ranks):
-        named = next((r.gpu.name for r in ranks if r.gpu.name is not None), None)
-        card = card_named(named) if named is not None else None
-        if card is not None:
-            return [f"{options.command} --gpu-total {card}"]
-        return [f"{options.command} --gpu-total 80GiB (the card's size or name)"]
-    return []
+    # Only a ledger that opens at a reading of free memory can be opened at the card's total instead.
+    readings = [r.residual.opening_bytes or 0 for r in ranks if r.residual.base == "first_reading"]
+    asks = bool(readings) and not options.gpu_total and all(r.gpu.kind in {None, "cuda", "rocm"} for r in ranks)
+    if not asks or all(r.gpu.total_bytes is not None for r in ranks):
+        return []
+    named = next((r.gpu.name for r in ranks if r.gpu.name is not None), None)
+    card = card_named(named) if named is not None else None
+    if card is None:
+        return [f"{options.command} --gpu-total SIZE (the card's size or name)"]
+    whole = parse_total(card).amount
+    return [f"{options.command} --gpu-total {card}"] if whole.bytes + whole.tolerance >= max(readings) else []
 
 
 def _evidence(server: Server, ranks: Sequence[Rank]) -> list[Evidence]:

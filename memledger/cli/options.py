@@ -1,0 +1,128 @@
+"""The options that every command with a ledger report takes, stated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+if TYPE_CHECKING:
+    from memledger.cards import Total
+    from memledger.conditions import Condition
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the options of `report_options` came to."""
+
+    format_: str
+    evidence: bool
+    all_starts: bool
+    start: int | None
+    rank: str | None
+    gpu_total: Any  # Total | None: its module is not imported where nobody asks
+    no_live: bool
+    fail_on: list[Any]  # list[Condition], likewise
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    all_findings: bool
+    unrecognized: bool
+    rule_files: tuple[str, ...]
+    width: int | None
+    no_color: bool
+
+
+def _total(ctx: click.Context, param: click.Parameter, value: str | None) -> Total | None:
+    if value is None:
+        return None
+    from memledger.cards import parse_total
+
+    try:
+        return parse_total(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _conditions(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Condition]:
+    if not values:
+        return []
+    from memledger.conditions import parse_condition
+
+    try:
+        return [parse_condition(value) for value in values]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _codes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values:
+        return ()
+    from memledger.findings.selection import parse_codes
+
+    try:
+        return parse_codes(values)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+_REPORT_OPTIONS: Final = (
+    click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["text", "json", "markdown"]),
+        default="text",
+        help="How to write the report.",
+    ),
+    click.option("--evidence", is_flag=True, help="Print the log lines behind the figures."),
+    click.option("--all-starts", is_flag=True, help="Print every start of a server in full, not only one."),
+    click.option("--start", type=click.IntRange(min=1), metavar="N", help="Print the Nth start."),
+    click.option("--rank", metavar="LABEL", help="Print these ranks only: TP3, 'DP1 TP0', 'pid 4242'."),
+    click.option(
+        "--gpu-total",
+        callback=_total,
+        metavar="SIZE|CARD",
+        help="The card's memory, where the log does not print it: 80GiB, 81559MiB, h100, 4090.",
+    ),
+    click.option("--no-live", is_flag=True, help="Look at nothing but the log: no NVML, /proc or HTTP."),
+    click.option(
+        "--fail-on",
+        callback=_conditions,
+        multiple=True,
+        metavar="CONDITION",
+        help="Exit 1 where it holds: unexplained>2%, code=ML101, severity>=warning. Repeatable.",
+    ),
+    click.option(
+        "--select",
+        callback=_codes,
+        multiple=True,
+        metavar="CODE",
+        help="Only these findings: ML101, a group (ML1), a list (ML1,ML501). Repeatable.",
+    ),
+    click.option(
+        "--ignore", callback=_codes, multiple=True, metavar="CODE", help="Without these findings. Repeatable."
+    ),
+    click.option("--all-findings", is_flag=True, help="Print the findings that are mere information as well."),
+    click.option("--unrecognized", is_flag=True, help="Print the memory-like lines that were not understood."),
+    click.option(
+        "--rules",
+        "rule_files",
+        multiple=True,
+        metavar="FILE",
+        help="A rule file of your own, before the bundled ones. Repeatable.",
+    ),
+    click.option(
+        "--width",
+        type=click.IntRange(min=40),
+        metavar="COLUMNS",
+        help="Width of the text (default: the terminal's; 80 when piped).",
+    ),
+    click.option("--no-color", is_flag=True, help="No colours (also: NO_COLOR)."),
+)
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a report; it gets them as keywords, for `Asked(**options)`."""
+    for option in reversed(_REPORT_OPTIONS):
+        command = option(command)
+    return command
