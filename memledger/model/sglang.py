@@ -137,6 +137,7 @@ class SglangServer(msgspec.Struct, frozen=True):
     `original`: the server as logged, from whose pools the budget is worked out when this one is a change of it.
     `pre`, `fraction`: free memory before the weights and `--mem-fraction-static`, where no `budget` is given;
     `more_budget`: bytes that another fraction adds to what the original's pools took. `tolerance`: relative error of bytes that come from rounded figures.
+    `flags_known`: whether flags that are None were not given (True), or are not known (False).
     """
 
     versions: tuple[tuple[int, ...], tuple[int, ...]] = ANY_VERSION
@@ -173,6 +174,7 @@ class SglangServer(msgspec.Struct, frozen=True):
     more_budget: int = 0
     original: SglangServer | None = None
     tolerance: float = 0.0
+    flags_known: bool = False
 
     @property
     def radix(self) -> bool:
@@ -229,6 +231,13 @@ class Sizing(msgspec.Struct, frozen=True):
         """Budget less what the pools take."""
         return None if self.budget is None else self.budget - self.pool_bytes
 
+    @property
+    def spare_slots(self) -> int | None:
+        """State slots that only cached prefixes can ever hold: `K - r * R`."""
+        if self.state_slots is None or self.slots_per_request is None or self.max_running_requests is None:
+            return None
+        return self.state_slots - self.slots_per_request * self.max_running_requests
+
     def _under(self, prefix: str) -> int:
         return sum(size for name, size in self.accounts.items() if name.startswith(prefix))
 
@@ -283,6 +292,32 @@ def readings(server: SglangServer) -> tuple[Sizing, ...]:
         raise NotModelledError("with --enable-unified-memory KV and state share one buffer; its split is nominal only")
     if server.replay:
         raise NotModelledError("replay rings are not modelled")
+    found, refusal = _over_releases(settled(server))
+    if found:
+        return tuple(found)
+    if refusal is not None:
+        raise refusal
+    raise NotModelledError(
+        "no known release gives these figures: slots, running requests and flags contradict each other"
+    )
+
+
+def settled(server: SglangServer) -> SglangServer:
+    """The server with the requests in effect taken as asked for, where no release explains them by slots or tokens.
+
+    Only where the flags are not in the log: then a flag that is not in it is what remains.
+    """
+    told = server.running_requests
+    if told is None or server.max_running_requests is not None or server.flags_known or server.original is not None:
+        return server
+    found, refusal = _over_releases(server)
+    if found or refusal is not None:
+        return server
+    return msgspec.structs.replace(server, max_running_requests=told * server.attention_dp)
+
+
+def _over_releases(server: SglangServer) -> tuple[list[Sizing], NotModelledError | None]:
+    """The different sizings over all possible releases, and the first reason why a release gives none."""
     found: list[Sizing] = []
     refusal: NotModelledError | None = None
     for span in eras(*server.versions, state=server.slot is not None):
@@ -291,13 +326,7 @@ def readings(server: SglangServer) -> tuple[Sizing, ...]:
                 _merge(found, one)
         except NotModelledError as error:
             refusal = refusal or error
-    if found:
-        return tuple(found)
-    if refusal is not None:
-        raise refusal
-    raise NotModelledError(
-        "no known release gives these figures: slots, running requests and flags contradict each other"
-    )
+    return found, refusal
 
 
 def _agreeing(server: SglangServer, span: tuple[Version, Version]) -> list[Sizing]:
@@ -315,10 +344,17 @@ def _agreeing(server: SglangServer, span: tuple[Version, Version]) -> list[Sizin
         if kept is not None and server.slot is not None and per_request not in kept:
             continue
         one = _size_one(server, span, per_request, strategy)
-        told = server.running_requests
-        if told is None or one.max_running_requests in (None, told):
+        if _explains(one, server.running_requests, span[0]):
             found.append(one)
     return found
+
+
+def _explains(sizing: Sizing, told: int | None, version: Version) -> bool:
+    """Whether running requests in effect are what this reading gives (up to 0.5.1 the padding row may be counted)."""
+    given = sizing.max_running_requests
+    if told is None or given is None:
+        return True
+    return told == given or (version < (0, 5, 2) and told == given + 1)
 
 
 def _rule(server: SglangServer) -> tuple[object, ...]:
@@ -334,12 +370,18 @@ def _rule(server: SglangServer) -> tuple[object, ...]:
 
 
 def _merge(found: list[Sizing], one: Sizing) -> None:
-    """Add a reading, or widen an equal one's releases (the smaller budget is kept: what surely is there)."""
+    """Add a reading, or widen an equal one's releases.
+
+    The smaller budget is kept: what surely is there. A request table that has another row since 0.5.11 is left out.
+    """
     for index, other in enumerate(found):
         if _same(other, one):
-            versions = min(other.versions[0], one.versions[0]), max(other.versions[1], one.versions[1])
-            least = None if other.budget is None or one.budget is None else min(other.budget, one.budget)
-            found[index] = msgspec.structs.replace(other, versions=versions, budget=least)
+            found[index] = msgspec.structs.replace(
+                other,
+                versions=(min(other.versions[0], one.versions[0]), max(other.versions[1], one.versions[1])),
+                budget=None if other.budget is None or one.budget is None else min(other.budget, one.budget),
+                accounts={name: size for name, size in other.accounts.items() if one.accounts.get(name) == size},
+            )
             return
     found.append(one)
 
@@ -378,17 +420,19 @@ def possible_slots(server: SglangServer, version: Version) -> Sequence[tuple[int
     return fitting[:1] or [(server.per_request, possible[0])]
 
 
+_COMPARED: Final = (
+    "state_slots",
+    "slots_per_request",
+    "kv_tokens",
+    "kv_swa_tokens",
+    "max_running_requests",
+    "binding",
+    "pool_bytes",
+)
+
+
 def _same(one: Sizing, other: Sizing) -> bool:
-    fields = (
-        "accounts",
-        "state_slots",
-        "slots_per_request",
-        "kv_tokens",
-        "kv_swa_tokens",
-        "max_running_requests",
-        "binding",
-    )
-    return all(getattr(one, name) == getattr(other, name) for name in fields)
+    return all(getattr(one, name) == getattr(other, name) for name in _COMPARED)
 
 
 def _size_one(
@@ -526,11 +570,10 @@ def cost(server: SglangServer, version: Version, tokens: int, swa_tokens: int | 
         return tokens * own
     if not kv.full:
         return tokens * kv.sliding
-    return (
-        math.ceil(tokens * (own + exact(server.swa_ratio) * kv.sliding))
-        if swa_tokens is None
-        else (tokens * own + swa_tokens * kv.sliding)
-    )
+    by_ratio = page_down(math.floor(tokens * exact(server.swa_ratio)), server.page_size)
+    if swa_tokens is None or swa_tokens == by_ratio:
+        return math.ceil(tokens * (own + exact(server.swa_ratio) * kv.sliding))
+    return tokens * own + swa_tokens * kv.sliding
 
 
 def _tokens(server: SglangServer, version: Version, left: int | None) -> tuple[int | None, int | None]:
@@ -639,6 +682,8 @@ def _requests(
         estimate = default_requests(tokens, server.context_length)
     if version < (0, 5, 10):
         rows = _least(asked if asked is not None else estimate, by_slots)
+        if version >= (0, 5, 9) and server.speculation is not None:
+            rows = _least(rows, here)
         limits = {"max_running_requests": here, "kv_tokens": by_tokens if here is None else None}
         if here is None:
             limits["default"] = estimate
@@ -656,8 +701,8 @@ def _requests(
     running = min(known.values()) if known else None
     if here is None and estimate is None and (running is None or running >= 2048):
         # Without a context length the engine's own default may lie anywhere between 2048 and 4096.
-        running = None
-    binding = tuple(name for name, value in known.items() if running is not None and value == running)
+        running, known = server.running_requests, {}
+    binding = tuple(name for name, value in known.items() if value == running)
     if version >= (0, 5, 10):
         rows = running
     return rows, running, binding

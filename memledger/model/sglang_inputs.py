@@ -169,6 +169,13 @@ def from_rank(server: Server, rank: Rank, versions: tuple[tuple[int, ...], tuple
     if server.framework != "sglang":
         raise NotModelledError("not an SGLang server")
     config, capacity = server.config, rank.capacity
+    if rank.gpu.kind == "cpu":
+        # On a CPU the pools are host memory; they are sized alike.
+        entries = tuple(msgspec.structs.replace(e, account=e.account.removeprefix("host/")) for e in rank.entries)
+        rank = msgspec.structs.replace(rank, entries=entries)
+    radix = config.get("prefix_caching")
+    if radix is None and capacity.state_slots and capacity.state_slots == capacity.max_running_requests:
+        radix = False  # as many requests as slots: one each, which only a server without a radix cache allows
     page = config.get("page_size")
     slot, slot_error = _logged_slot(rank)
     token, token_error = _logged_token(rank, page if isinstance(page, int) else None)
@@ -176,11 +183,11 @@ def from_rank(server: Server, rank: Rank, versions: tuple[tuple[int, ...], tuple
         raise NotModelledError("the log gives the size of no pool")
     backend = config.get("linear_attention_backend_decode")
     fields: dict[str, Any] = {
-        "versions": versions or version_of(server.framework_version) or ANY_VERSION,
+        "versions": versions or version_of(server.framework_version) or _worded(rank),
         "slot": slot,
         "kv": token,
         "page_size": page if isinstance(page, int) else 1,
-        "radix_cache": config.get("prefix_caching"),
+        "radix_cache": radix,
         "strategy": None if config.get("state_cache_mode") == "none" else config.get("state_cache_mode"),
         "overlap": None if config.get("overlap_disabled") is None else not config["overlap_disabled"],
         "linear_backend": backend if isinstance(backend, str) else None,
@@ -203,6 +210,7 @@ def from_rank(server: Server, rank: Rank, versions: tuple[tuple[int, ...], tuple
         "pre": next((s.free_before_bytes for s in rank.stages if s.name == "weights"), None),
         "fraction": config.get("memory_fraction"),
         "tolerance": slot_error + token_error,
+        "flags_known": config.get("memory_fraction") is not None,
     }
     ratio = config.get("swa_full_tokens_ratio")
     if ratio is None and capacity.kv_swa_tokens and capacity.kv_tokens:
@@ -215,6 +223,25 @@ def from_rank(server: Server, rank: Rank, versions: tuple[tuple[int, ...], tuple
         msgspec.structs.replace(made, slot=_scaled_slot(slot, -slot_error), kv=_scaled_token(token, token_error)),
         msgspec.structs.replace(made, slot=_scaled_slot(slot, slot_error), kv=_scaled_token(token, -token_error)),
     )
+
+
+def _worded(rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Releases by the wording of lines: slots are printed from 0.5.4, loading's `elapsed` from 0.5.9, the pool's type from 0.5.13."""
+    low: tuple[int, ...] = (0, 5, 4) if any(e.detail.get("slots") for e in rank.entries) else ANY_VERSION[0]
+    high: tuple[int, ...] = ANY_VERSION[1]
+    loads = [line.text for e in rank.entries if e.account == "weights/model" for line in e.evidence]
+    loads = [text for text in loads if "Load weight end" in text]
+    if any("elapsed=" in text for text in loads):
+        old = any(" dtype=" in text for text in loads)
+        low, high = max(low, (0, 5, 9) if old else (0, 5, 10)), (0, 5, 9) if old else high
+    pools = [e for e in rank.entries if e.account in {"kv_cache/k", "kv_cache/latent"} and "tokens" in e.detail]
+    if pools and all("dtype" in e.detail for e in pools):
+        low = max(low, (0, 5, 13))
+    elif pools and not any("dtype" in e.detail for e in pools):
+        high = min(high, (0, 5, 12))
+    if low > high:
+        return ANY_VERSION  # a fork: its wordings say nothing
+    return low, high
 
 
 def _logged_slot(rank: Rank) -> tuple[StateSlot | None, float]:

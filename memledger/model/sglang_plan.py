@@ -26,6 +26,7 @@ from memledger.model.sglang import (
     page_up,
     possible_slots,
     readings,
+    settled,
     size,
 )
 from memledger.model.sglang_rules import Version, eras, flags, slots_flag_works
@@ -50,6 +51,7 @@ def changed(
     Raises:
         NotModelledError: a setting that this arithmetic does not know.
     """
+    server = settled(server)
     original = server if server.original is None else server.original
     fields: dict[str, Any] = {"original": original, "running_requests": None}
     if set(settings) - _LEAVE_THE_POOLS or slot is not None or kv is not None:
