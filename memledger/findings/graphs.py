@@ -36,7 +36,7 @@ def estimate_too_large(server: Server, _: Context = NO_CONTEXT) -> Finding | Non
     if any(f.kind in NO_POOL for f in server.failures):
         return _estimate_left_no_pool(server, rank, estimate)
     actual = _graphs(rank)
-    if actual is None or rank.budget.graph_estimate_charged is not True:
+    if actual is None or _charged(server, rank) is not True:
         return None
     idle = estimate - max(actual, 0)
     if idle < SMALL or estimate < 2 * actual:
@@ -86,7 +86,7 @@ def estimate_too_small(server: Server, _: Context = NO_CONTEXT) -> Finding | Non
         return None
     rank, estimate = found
     actual = _graphs(rank)
-    if actual is None or rank.budget.graph_estimate_charged is not True or actual - estimate < SMALL:
+    if actual is None or _charged(server, rank) is not True or actual - estimate < SMALL:
         return None
     beyond = actual - estimate
     text = (
@@ -108,7 +108,7 @@ def outside_the_budget(server: Server, _: Context = NO_CONTEXT) -> Finding | Non
     if found is None:
         return None
     rank, actual = found
-    charged, version = rank.budget.graph_estimate_charged, release(server)
+    charged, version = _charged(server, rank), release(server)
     by_version = version is not None and version < (0, 18, 0) and rank.budget.graph_estimate_bytes is None
     if actual < SMALL or not (charged is False or by_version):
         return None
@@ -166,6 +166,19 @@ def thin_headroom(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
 def _estimate(server: Server) -> tuple[Rank, int] | None:
     sizes = [(r, r.budget.graph_estimate_bytes) for r in server.ranks if r.budget.graph_estimate_bytes is not None]
     return max(sizes, key=lambda item: item[1], default=None)
+
+
+def _charged(server: Server, rank: Rank) -> bool | None:
+    """Whether the budget was charged with the estimate: as printed or tested, else the default of the version.
+
+    Not in 0.18.0 to 0.19.1, from 0.20.0 on (vllm/envs.py, VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
+    """
+    if rank.budget.graph_estimate_charged is not None:
+        return rank.budget.graph_estimate_charged
+    version = release(server)
+    if version is None or version < (0, 18, 0) or "dev" in (server.framework_version or ""):
+        return None
+    return version >= (0, 20, 0)
 
 
 def _graphs(rank: Rank) -> int | None:
