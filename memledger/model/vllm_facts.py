@@ -48,6 +48,8 @@ PREFIX_CACHING_FOR_HYBRIDS_SINCE: Final[Release] = (0, 28, 0)
 _CHECKPOINT_ALIGNMENT_SINCE: Final[Release] = (0, 33, 0)
 _OTHER_BACKENDS_ALIGN_SINCE: Final[Release] = (0, 32, 0)
 _PADDED_ATTENTION_PAGES_SINCE: Final[Release] = (0, 29, 0)
+_PADDED_STATE_PAGES_SINCE: Final[Release] = (0, 27, 1)
+_MIXED_STAGES_SINCE: Final[Release] = (0, 27, 1)
 
 KERNEL_BLOCKS: Final[dict[str, tuple[int, ...]]] = {
     "FLASH_ATTN": (16,),
@@ -122,6 +124,19 @@ def attention_pages_can_be_padded(at: Release) -> bool:
     Depended on the backend in 0.27.1 and 0.28.0 and is not known before: False there.
     """
     return at >= _PADDED_ATTENTION_PAGES_SINCE
+
+
+def state_pages_can_be_padded(at: Release) -> bool:
+    """Whether state is padded a second time, to a larger page of another attention layer (a draft's).
+
+    Yes in 0.27.1 and later; in 0.16.0 and before the server does not start; between it is not known: False there.
+    """
+    return at >= _PADDED_STATE_PAGES_SINCE
+
+
+def mixed_pages_over_stages(at: Release) -> bool:
+    """Whether one group of unequal pages is charged by stage. In 0.16.0 every stage was charged for all layers."""
+    return at >= _MIXED_STAGES_SINCE
 
 
 def smallest_kernel_block(backend: str) -> int:

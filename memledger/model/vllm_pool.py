@@ -54,8 +54,8 @@ class Settings(msgspec.Struct, frozen=True):
     * `backend`: attention backend as vLLM names it; `kernel_block`: its smallest kernel block where that is known itself;
       `other_kernel_blocks`: those of further backends in the same model.
     * `head_dim`, `blackwell` (compute capability 10.x): decide the alignment in 0.11.1 to 0.17.
-    * `state_mode`, `state_chunk` (the model's chunk size), `state_block` (`--mamba-block-size`): mode `all` needs one of
-      the last two.
+    * `state_mode`, `state_chunk` (the model's chunk size), `state_block` (`--mamba-block-size`): in a hybrid, mode `all`
+      needs one of the last two.
     * `checkpoint_blocks`, `checkpoint_alignment`: see `vllm_facts.checkpoint`.
     * `in_flight_tokens`: see `vllm_facts.in_flight_tokens`; needed for sliding windows.
     * `extra_window_tokens`: kept below the window for drafts with several modules.
@@ -193,7 +193,7 @@ def block_size(layers: Sequence[CacheLayer], settings: Settings) -> BlockSize:
     else:
         start = facts.preferred_block(settings.backend, default=settings.default_block)
     if not attention:
-        return BlockSize(start, False, state, state, _chunk(settings) if settings.state_mode == "all" else 0)
+        return BlockSize(start, False, state, state, settings.state_block or start)
     token = attention[0].token_bytes
     if not state:
         return BlockSize(start, False, start * token)
@@ -284,11 +284,11 @@ def _unified(specs: list[_Spec], settings: Settings) -> list[_Spec]:
     for spec in specs:
         if spec.page == page:
             done.append(spec)
-        elif spec.kind == "state":
+        elif spec.kind == "state" and facts.state_pages_can_be_padded(settings.release):
             done.append(msgspec.structs.replace(spec, page=page))
-        elif page % spec.page == 0:
+        elif spec.kind != "state" and page % spec.page == 0:
             done.append(msgspec.structs.replace(spec, page=page, tokens=spec.tokens * (page // spec.page)))
-        elif not spec.layout[2] and facts.attention_pages_can_be_padded(settings.release):
+        elif spec.kind != "state" and not spec.layout[2] and facts.attention_pages_can_be_padded(settings.release):
             done.append(msgspec.structs.replace(spec, page=page))
         else:
             raise NotModelledError(
@@ -317,6 +317,12 @@ def plan(layers: Sequence[CacheLayer], settings: Settings) -> Pool:
     specs = [_spec(layer, settings, block, windows=not promoted) for layer in layers]
     stages = max(layer.stage for layer in layers) + 1
     if _uniform(specs):
+        if (
+            stages > 1
+            and len({spec.page for spec in specs}) > 1
+            and not facts.mixed_pages_over_stages(settings.release)
+        ):
+            raise NotModelledError("pages of several sizes over pipeline stages are modelled from vLLM 0.27.1")
         return Pool(settings, block, (_group(list(zip(layers, specs, strict=True)), stages, 0),))
     specs = _unified(specs, settings)
     buckets: dict[_Spec, list[tuple[CacheLayer, _Spec]]] = {}
