@@ -68,6 +68,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: str = ""
     sample: tuple[Sample, ...] = ()
     framework: str = ""
+    last: bool = False
+    """Tried after the rules of all files: it takes what no other rule does, whatever that is about."""
 
     @property
     def literals(self) -> tuple[str, ...]:
@@ -102,7 +104,8 @@ class RuleSet:
         for rule in self.rules:
             for literal in rule.literals:
                 self.by_anchor[literal] = (*self.by_anchor.get(literal, ()), rule)
-        self.order: dict[str, int] = {rule.full_id: i for i, rule in enumerate(self.rules)}
+        ordered = sorted(self.rules, key=lambda rule: rule.last)
+        self.order: dict[str, int] = {rule.full_id: i for i, rule in enumerate(ordered)}
 
     @property
     def anchors(self) -> tuple[str, ...]:

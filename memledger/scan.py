@@ -29,6 +29,7 @@ from memledger.prefix import (
 )
 from memledger.sanitize import clean, strip_terminal
 from memledger.usage import DIGITS, Shape, UsageLines, learn
+from memledger.wrap import Unwrapper, describe, seams_before
 
 MOST_EXAMPLES: Final = 20
 LONGEST_LINE: Final = 2**20
@@ -84,6 +85,14 @@ class Scanner:
         self._input = 0
         self._before = b""
         self._joined_lines = 0
+        self._seams: list[int] = []
+        self._doubtful: set[int] = set()
+        self._unwrapper = Unwrapper(self._is_record)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was odd about the lines of the input read last, one sentence each."""
+        return tuple(describe(self._unwrapper.widths, self._unwrapper.chopped))
 
     @property
     def unrecognized(self) -> Unrecognized:
@@ -102,18 +111,24 @@ class Scanner:
         self._input = input_index
         self._before = b""
         self._usage.reset()
+        self._unwrapper = Unwrapper(self._is_record)
+        self._seams = []
+        self._doubtful = set()
         rest = b""
         inside_line = False
-        for block in blocks:
-            self.bytes += len(block)
-            data = rest + block if rest else block
-            idle = not block
+        for piece in self._unwrapper.pieces(self._counted(blocks)):
+            data = rest + piece.data if rest else piece.data
+            idle = not piece.data
+            self._seams += [len(rest) + seam for seam in piece.seams]
+            self._doubtful.update(len(rest) + end for end in piece.doubtful)
             start = 0
             if inside_line:
                 # The rest of a line that was too long: nothing in it is looked at.
                 start = _line_end(data)
                 if start == len(data):
                     rest = b""
+                    self.lines += len(self._seams)
+                    self._seams = []
                     continue
                 inside_line = False
             cut = _cut(data)
@@ -124,6 +139,9 @@ class Scanner:
             stop = yield from self._chunk(data, start, cut, more=not idle)
             inside_line = stop == cut and data[cut - 1 : cut] not in {b"\n", b"\r"}
             rest = data[stop:]
+            if self._seams or self._doubtful:
+                self._seams = [seam - stop for seam in self._seams if seam > stop]
+                self._doubtful = {end - stop for end in self._doubtful if end >= stop}
         if rest:
             start = _line_end(rest) if inside_line else 0
             yield from self._chunk(rest, start, len(rest), more=False)
@@ -132,9 +150,19 @@ class Scanner:
             self.lines += 1
         yield from self._last_usage()
 
+    def _counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self.bytes += len(block)
+            yield block
+
+    def _is_record(self, line: bytes) -> bool:
+        """Whether a line without a prefix says what a rule takes, from its start on."""
+        ids = frozenset(i for i, _ in self._matcher.scan(line[:LONGEST_SHAPE]) if i < self._anchor_count)
+        return bool(ids) and self._match(line.decode("utf-8", "replace"), self._rules_for(ids)) is not None
+
     def _chunk(self, data: bytes, start: int, cut: int, more: bool) -> Generator[Event, None, int]:
         """The events of the whole lines before `cut`; gives back how far was read (a line that needs `more` stays)."""
-        reader = _ChunkReader(data, self.lines + 1)
+        reader = _ChunkReader(data, self.lines + 1, self._seams)
         stop = cut
         position = start
         shapes, pending = self._shapes, self._usage.pending
@@ -279,6 +307,8 @@ class Scanner:
             rule, fields = found
             if rule.kind == "not_memory":
                 return "known", None
+            if rule.last and not is_users_text(message) and _MEMORY_LIKE.search(message.encode("utf-8", "replace")):
+                self._not_understood(record, number)
             event = Event(rule, fields, record.prefix, self._input, number, message, clean(record.text))
             return ("usage" if rule.kind == "usage" else "event"), event
         if is_users_text(message) or not _MEMORY_LIKE.search(message.encode("utf-8", "replace")):
@@ -314,7 +344,7 @@ class Scanner:
     ) -> tuple[tuple[Rule, dict[str, Value]], str] | None:
         """The record with the next lines appended, where these carry no prefix of their own and say more."""
         best: tuple[tuple[Rule, dict[str, Value]], str] | None = None
-        had = _said(found)
+        had = -1 if found is not None and found[0].last else _said(found)
         rules = self._rules_for(ids)
         bases = [record.message]
         for count, raw in enumerate(following, 1):
@@ -325,7 +355,9 @@ class Scanner:
             more = None
             for joined in tries:
                 longer = self._match(joined, rules)
-                if longer is None or (found is not None and longer[0] is not found[0]):
+                if longer is None or longer[0].last:
+                    continue
+                if found is not None and not found[0].last and longer[0] is not found[0]:
                     continue
                 if _said(longer) > had:
                     best = more = (longer, joined)
@@ -419,10 +451,11 @@ class Scanner:
 class _ChunkReader:
     """Line numbers and neighbours inside a chunk."""
 
-    def __init__(self, data: bytes, first: int) -> None:
+    def __init__(self, data: bytes, first: int, seams: list[int]) -> None:
         self._data = data
         self._at = 0
         self._number = first
+        self._seams = seams
 
     def number(self, offset: int) -> int:
         """The number of the line that starts at `offset`."""
@@ -430,6 +463,8 @@ class _ChunkReader:
             self._number += self._data.count(b"\n", self._at, offset)
         else:
             self._number -= self._data.count(b"\n", offset, self._at)
+        if self._seams:
+            self._number += seams_before(self._seams, offset) - seams_before(self._seams, self._at)
         self._at = offset
         return self._number
 
@@ -493,7 +528,7 @@ def _said(found: tuple[Rule, dict[str, Value]] | None) -> int:
 
 def _may_go_on(message: str, found: tuple[Rule, dict[str, Value]] | None, following: bytes) -> bool:
     """Whether the next line may belong to the record: it was not understood, or ends as nothing ends, or is an error's."""
-    if found is None or found[0].kind == "failure":
+    if found is None or found[0].kind == "failure" or found[0].last:
         return True
     return _UNFINISHED.search(message) is not None or _cut_in_number(message, following)
 

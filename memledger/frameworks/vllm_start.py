@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from memledger.events import Event
-from memledger.frameworks.exceptions import RootCause, is_requests, is_wrapper
+from memledger.frameworks.exceptions import RootCause, ends_traceback, is_requests, is_wrapper
 from memledger.frameworks.vllm_config import ConfigFacts
 from memledger.frameworks.vllm_failures import failure, merged, numbers, phase_of_frames, same_incident
 from memledger.frameworks.vllm_ledger import Context, Ledger, RankFacts, build_ledger, pool_grant
@@ -301,7 +301,9 @@ class Start:
     def _take_own(self, event: Event) -> None:
         """A line of vLLM's that is no failure."""
         rule = event.id
-        if rule != "engine_died" and not self._died:
+        if rule != "engine_died" and ends_traceback(event):
+            self._take_exception(event)
+        elif rule != "engine_died" and not self._died:
             self._went_on(event)
         if rule in USAGE_RULES:
             self._take_usage(event)
@@ -551,6 +553,7 @@ class Start:
             facts.preemptions = _largest(facts.preemptions, event.count("total"))
             return
         running = event.count("running")
+        self._failed_last = self._failed_last and not running
         if event.id == "iteration":
             running = (event.count("context_requests") or 0) + (event.count("generation_requests") or 0)
         line = event.evidence
@@ -581,6 +584,9 @@ class Start:
                 return
         if len(self._failures) < MOST_FAILURES:
             self._failures.append(found)
+        # The front end's own allocations fail for one request; an engine's are its end, unless it is seen to go on.
+        front = re.match(r"(?:API|Api)Server", event.prefix.process or "") is not None
+        self._failed_last = self._failed_last or (found.kind == "cuda_oom" and self._ready and not front)
         if not self._ready and self._phase != "serving":
             self._died = True
 
@@ -595,6 +601,8 @@ class Start:
             # What a request raised is the request's; the engine says itself what it dies of.
             return
         phase = phase_of_frames(self._frames.pop(event.prefix.pid, set())) or self._phase
+        if front and phase == "serving":
+            phase = "start"
         early = front and not self.engine_lines and not self._ranks
         self._cause.take(event, event.prefix.pid or process, level, phase, before_engine=early)
 
