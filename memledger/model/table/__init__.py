@@ -202,7 +202,8 @@ def _relative(found: Architecture, row: _Name, wanted: _Name) -> Architecture:
         changes["max_positions"] = None
         changes["rope_rows"] = None
     if set(row.quantised) != set(wanted.quantised) or _other_copy(row, wanted):
-        changes["quantization"] = _named(wanted.quantised, found.quantization if not row.quantised else None)
+        native = found.quantization if not row.quantised else Quantization("not known", mixed=True)
+        changes["quantization"] = _named(wanted.quantised, native)
         notes.append("quantisation as the name says")
     return msgspec.structs.replace(found, notes=tuple(notes), **changes)
 
