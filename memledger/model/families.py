@@ -187,7 +187,7 @@ def _shared_width(f: Fields) -> int:
 def _experts(f: Fields, *, shared_gate: bool = False, gated: bool = True, bias: bool = False) -> MoeMlp:
     """Routed experts from the usual fields."""
     return MoeMlp(
-        experts=f.integer("num_experts", "n_routed_experts", "num_local_experts"),
+        experts=f.weight_only("num_experts", "n_routed_experts", "num_local_experts"),
         intermediate=f.weight_only("moe_intermediate_size", "intermediate_size"),
         shared_intermediate=_shared_width(f),
         shared_gate=shared_gate,
@@ -202,7 +202,14 @@ def _dense(f: Fields, *, gated: bool = True, key: str = "intermediate_size") -> 
 
 
 def _after_dense(f: Fields, index: int, *, shared_gate: bool = False) -> Mlp:
-    """DeepSeek's rule: the first `first_k_dense_replace` layers dense, then experts every `moe_layer_freq` layers."""
+    """DeepSeek's rule: the first `first_k_dense_replace` layers dense, then experts every `moe_layer_freq` layers.
+
+    Without a word about experts every layer is dense.
+    """
+    if not any(
+        f.optional(key) for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_intermediate_size")
+    ):
+        return _dense(f)
     frequency = f.get("moe_layer_freq", 1)
     if isinstance(frequency, list):
         sparse = bool(frequency[index])
@@ -405,12 +412,22 @@ def _nemotron_draft(f: Fields) -> Layers:
     return tuple(_nemotron_layer(f, kind) for kind in f.get("mtp_hybrid_override_pattern", "*E")) * count
 
 
-def _mamba2(f: Fields, heads: str, head_dim: str, groups: str, state: str, conv: str) -> Mamba2:
-    return Mamba2(f.integer(heads), f.integer(head_dim), f.integer(groups), f.integer(state), f.integer(conv))
+def _mamba2(f: Fields) -> Mamba2:
+    """Mamba-2 under the `mamba_` names; a head size of "auto" is the inner width over the heads."""
+    heads, head_dim = f.integer("mamba_n_heads"), f.get("mamba_d_head", "auto")
+    if head_dim == "auto":
+        inner = f.optional("mamba_d_ssm") or f.integer("mamba_expand") * f.integer("hidden_size")
+        if inner % heads:
+            raise NotModelledError(f"{f.source}: an inner width of {inner} for {heads} Mamba heads")
+        head_dim = inner // heads
+    else:
+        head_dim = f.integer("mamba_d_head")
+    groups, state, conv = f.integer("mamba_n_groups"), f.integer("mamba_d_state"), f.integer("mamba_d_conv")
+    return Mamba2(heads, head_dim, groups, state, conv)
 
 
 def _granite_hybrid(f: Fields) -> Layers:
-    state = _mamba2(f, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    state = _mamba2(f)
     attention = _attention(f)
     shared = f.weight_only("shared_intermediate_size")
     experts = f.optional("num_local_experts") or 0
@@ -430,8 +447,28 @@ def _granite_hybrid(f: Fields) -> Layers:
 
 def _falcon_h1(f: Fields) -> Layers:
     """Falcon-H1: attention and Mamba-2 side by side in every layer."""
-    state = _mamba2(f, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    state = _mamba2(f)
     return (Layer(_attention(f), state, _dense(f)),) * f.layers()
+
+
+def _bamba(f: Fields) -> Layers:
+    """Bamba: Mamba-2, attention at `attn_layer_indices`."""
+    full = f.get("attn_layer_indices") or []
+    state, attention, mlp = _mamba2(f), _attention(f), _dense(f)
+    return tuple(
+        Layer(attention, mlp=mlp) if index in full else Layer(state=state, mlp=mlp) for index in range(f.layers())
+    )
+
+
+def _pure_mamba2(f: Fields) -> Layers:
+    state = Mamba2(
+        heads=f.integer("num_heads"),
+        head_dim=f.integer("head_dim"),
+        groups=f.integer("n_groups"),
+        state_size=f.integer("state_size"),
+        conv_kernel=f.integer("conv_kernel"),
+    )
+    return (Layer(state=state),) * f.layers()
 
 
 def _mamba1(f: Fields, expand: str, state: str, conv: str, rank: str) -> Mamba1:
@@ -565,7 +602,7 @@ def _lfm2(f: Fields) -> Layers:
         if not isinstance(full, list):
             raise NotModelledError(f"{f.source}: full_attn_idxs or layer_types is missing")
         kinds = ["full_attention" if index in full else "conv" for index in range(f.layers())]
-    state = ShortConvolution(f.integer("hidden_size"), f.integer("conv_L_cache"))
+    state = ShortConvolution(f.optional("conv_dim") or f.integer("hidden_size"), f.integer("conv_L_cache"))
     attention, made = _attention(f, qk_norm=True), []
     first = f.optional("num_dense_layers") or 0
     for index, kind in enumerate(kinds):
@@ -656,6 +693,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "falcon_h1": Family(_falcon_h1),
     "jamba": Family(_jamba, rope=False),
     "falcon_mamba": Family(_falcon_mamba, rope=False),
+    "mamba": Family(_falcon_mamba, rope=False, tied=True),
+    "mamba2": Family(_pure_mamba2, rope=False),
+    "bamba": Family(_bamba),
     "minimax": Family(_minimax),
     "minimax_text_01": Family(_minimax),
     "minimax_m1": Family(_minimax),
