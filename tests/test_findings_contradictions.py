@@ -50,6 +50,14 @@ class TestContradictions:
         ranks = [worker(80.0, tp=tp, kv_cache__k=size, details=details) for tp, size in enumerate((10.08, 5.04))]
         assert "TP1 and TP0 hold the same 330,323 tokens in 5.04 and 10.08 GiB" in found(sglang(*ranks), "ML702").text
 
+    def test_a_pool_and_the_servers_count_of_its_tokens(self):
+        details = {"kv_cache/k": {"tokens": 330323}}
+        rank = worker(80.0, kv_cache__k=10.08, details=details, capacity=Capacity(kv_tokens=165161))
+        text = found(sglang(rank), "ML702").text
+        assert "allocated for 330,323 tokens, and the server counts 165,161" in text
+        alike = worker(80.0, kv_cache__k=10.08, details=details, capacity=Capacity(kv_tokens=330240))
+        assert found(sglang(alike), "ML702") is None
+
     def test_silent_where_they_agree(self):
         rank = worker(24.0, kv_cache__pool=13.06, capacity=concurrency(35648, 4096, 8.67, kv_block_tokens=16))
         assert found(vllm(rank), "ML702") is None

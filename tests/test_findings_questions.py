@@ -155,7 +155,7 @@ def test_4_states_padded_to_attention_pages(ask):
         f"{ENGINE} [kv_cache_utils.py:1298] Add 3 padding layers, may waste at most 14.29% KV cache memory",
     )
     assert (
-        "3 padding layers may waste up to 14.29 % of it (1.08 GiB); each recurrent state is padded by 22.14 %"
+        "3 padding layers may waste up to 14.29 % of it (1.08 GiB), by the engine's figure; each recurrent state is padded by 22.14 %"
         in found["ML510"].text
     )
 
@@ -382,3 +382,30 @@ def test_six_lines_of_a_hybrid_call_nothing_idle(ask):
         "version, the request cap and how many requests ran; so nothing is called idle." in found["ML105"].text
     )
     assert text.index("ML105") < text.index("\nGPU 0")
+
+
+@pytest.mark.parametrize(("printed", "fires"), [("28.93", False), ("31.50", True)])
+def test_a_sum_line_that_its_parts_contradict(ask, printed, fires):
+    found, _ = ask(
+        f"{SG} Load weight begin. avail mem=100.00 GB",
+        f"{SG} KV Cache is allocated. dtype: torch.bfloat16, #tokens: 148717, K size: 7.78 GB, V size: 7.78 GB",
+        f"{SG} KV Cache is allocated. dtype: torch.bfloat16, #tokens: 185897, K size: 6.69 GB, V size: 6.68 GB",
+        f"{SG} SWAKVPool mem usage: {printed} GB, swa size: 148717, full size: 185897",
+        f"{SG} Memory pool end. avail mem=20.00 GB",
+    )
+    assert ("ML702" in found) is fires
+    if fires:
+        assert "One line gives the KV cache 28.93 GiB, another 31.50 GiB." in found["ML702"].text
+
+
+def test_two_figures_of_one_vllm_pool(ask):
+    split = (
+        f"{ENGINE} [gpu_worker.py:600] Free memory on device (78.0/79.2 GiB) on startup. Desired GPU memory utilization is (0.9, 71.28 GiB). "
+        "Actual usage is 14.25 GiB for weight, 1.6 GiB for peak activation, 0.27 GiB for non-torch memory, and 0.0 GiB for CUDAGraph memory. "
+        "Replace gpu_memory_utilization config with `--kv-cache-memory=50000000000` (46.57 GiB) to fit into requested memory, or "
+        "`--kv-cache-memory=56000000000` (52.15 GiB) to fully utilize gpu memory. Current kv cache memory in use is 52.16 GiB."
+    )
+    found, _ = ask(vllm_start("0.26.0", length=8192), weights(14.25), pool(55.16), split)
+    assert "One line gives the KV cache 52.16 GiB, another 55.16 GiB" in found["ML702"].text
+    found, _ = ask(vllm_start("0.26.0", length=8192), weights(14.25), pool(55.16))
+    assert "ML702" not in found

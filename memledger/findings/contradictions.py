@@ -53,7 +53,12 @@ def tokens_not_comparable(server: Server, _: Context = NO_CONTEXT) -> Finding | 
 
 def contradiction(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML702: two of the engine's own lines can't both be right."""
-    found = [*_two_pool_figures(server), *_tokens_beyond_concurrency(server), *_unlike_ranks(server)]
+    found = [
+        *_two_pool_figures(server),
+        *_tokens_beyond_concurrency(server),
+        *_two_token_counts(server),
+        *_unlike_ranks(server),
+    ]
     if not found:
         return None
     texts = list(dict.fromkeys(text for text, _, _ in found))
@@ -63,15 +68,35 @@ def contradiction(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     return Finding("ML702", "lines contradict each other", "note", size, text, evidence)
 
 
+def _two_token_counts(server: Server) -> list[Contradiction]:
+    """SGLang prints a pool's tokens with the pool and again in its capacity line."""
+    for rank in server.ranks:
+        capacity = rank.capacity
+        for entry in rank.entries:
+            tokens = entry.detail.get("tokens")
+            if server.framework != "sglang" or entry.account not in {"kv_cache/k", "kv_cache/latent"}:
+                continue
+            if not isinstance(tokens, int) or not capacity.kv_tokens or capacity.kv_swa_tokens is not None:
+                continue
+            if abs(tokens - capacity.kv_tokens) > 0.01 * tokens:
+                text = (
+                    f"The KV cache is allocated for {n.count(tokens)} tokens{where(server, rank)}, and the server counts "
+                    f"{n.count(capacity.kv_tokens)}."
+                )
+                return [(text, 0, entry.evidence)]
+    return []
+
+
 Contradiction = tuple[str, int, tuple[Evidence, ...]]
 
 
 def _two_pool_figures(server: Server) -> list[Contradiction]:
     found: list[Contradiction] = []
     for rank in server.ranks:
-        other = _pool(rank).get("contradicted_bytes")
+        details = [e.detail for e in rank.entries if e.account.startswith("kv_cache/")]
+        other = next((d["contradicted_bytes"] for d in details if "contradicted_bytes" in d), None)
         if isinstance(other, int):
-            pool = held(rank, "kv_cache")
+            pool = held(rank, "kv_cache") - held(rank, "kv_cache/draft")
             text = f"One line gives the KV cache {n.gib(pool)} GiB{where(server, rank)}, another {n.gib(other)} GiB."
             found.append((text, pool - other, _lines(rank)))
     return found

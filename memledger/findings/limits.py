@@ -49,6 +49,9 @@ def kv_is_the_limit(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     if usage.peak_running_requests:
         text += f", at most {n.count(usage.peak_running_requests)} ran at once"
     text += f" and up to {n.plural(queued, 'request')} waited."
+    cap = _cap(server)
+    if cap is not None and (usage.peak_running_requests or 0) >= cap:
+        text += f" No more than {n.count(cap)} may run either."
     severity: Severity = "note"
     size = 0
     if rank is not None and not on_cpu(server):

@@ -132,7 +132,7 @@ def padding(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
         if isinstance(percent, float):
             size = round(pool * percent / 100)
             named = n.plural(layers, "padding layer") if isinstance(layers, int) else "padding layers"
-            parts.append(f"{named} may waste up to {percent:g} % of it ({n.gib_about(size)})")
+            parts.append(f"{named} may waste up to {percent:g} % of it ({n.gib_about(size)}), by the engine's figure")
         if isinstance(state, float):
             parts.append(f"each recurrent state is padded by {state:g} % to the size of an attention page")
         if isinstance(page, float):

@@ -29,7 +29,7 @@ from memledger.ledger import (
     entry,
     stage_base,
 )
-from memledger.units import Amount
+from memledger.units import Amount, total
 
 DRAFT_TYPE: Final = re.compile(r"NextN|MTP|Eagle|EAGLE|DFlash|DSpark|DSPARK|Medusa|Draft", re.ASCII)
 """Class names of draft models (SGLang, speculative/ and models/*_nextn.py, *_mtp.py, *_eagle.py)."""
@@ -64,6 +64,9 @@ class Pool(NamedTuple):
     kv: Amount | None
     dtype: str | None
     evidence: Evidence
+
+
+_WINDOW_PARTS: Final = frozenset({"kv_cache/k", "kv_cache/v", "kv_cache/swa_k", "kv_cache/swa_v"})
 
 
 class Item(NamedTuple):
@@ -114,6 +117,7 @@ class RankBuilder:
         self.group: list[Pool] = []
         self.group_has_state = False
         self.swa_sizes: tuple[int, int] | None = None
+        self.swa_total: Amount | None = None
         self.kv_tokens: int | None = None
         self.kv_swa_tokens: int | None = None
         self.kv_dtype: str | None = None
@@ -351,6 +355,8 @@ class RankBuilder:
         if swa is not None and full is not None and not self._is_draft_group():
             self.swa_sizes = (swa, full)
             self.kv_swa_tokens = swa
+            if event.word("what") == "mem usage":
+                self.swa_total = event.amount("total")
 
     def swa_tokens(self, event: Event) -> None:
         """Token counts of the two pools, printed before them (repeated by solver runs and the draft: the first stays until pools)."""
@@ -615,7 +621,7 @@ class RankBuilder:
         items = [*self.items, *derive(self, facts)]
         gpu, opening, readings, base = self._opening(facts, cpu)
         items = [_with_index(i, facts) for i in items]
-        entries = [self._entry(i, readings) for i in items]
+        entries = [self._entry(i, readings) for i in self._with_contradiction(items)]
         if base == "device" and opening is not None and self.first_free is not None:
             entries.insert(0, self._in_use(opening))
         free = self._free()
@@ -643,6 +649,16 @@ class RankBuilder:
             residual=residual,
             capacity=facts.capacity,
         )
+
+    def _with_contradiction(self, items: list[Item]) -> list[Item]:
+        """The sum line of the two sliding-window pools beside its parts, where they do not agree."""
+        parts = [i for i in items if i.account in _WINDOW_PARTS]
+        if self.swa_total is None or len({i.account for i in parts}) != len(_WINDOW_PARTS):
+            return items
+        if (total([i.amount for i in parts]) - self.swa_total).is_zero():
+            return items
+        marked = parts[0]._replace(detail={**parts[0].detail, "contradicted_bytes": self.swa_total.bytes})
+        return [marked if i is parts[0] else i for i in items]
 
     def _opening(self, facts: RankFacts, cpu: bool) -> tuple[Gpu, Reading | None, list[Reading], Any]:
         """The opening balance and the readings after it: the device's total where known, else the reading before loading."""
