@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from memledger.events import Event
+from memledger.frameworks.torch_oom import OWN_PROCESS_NOTE, own_process
 from memledger.ledger import Failure
 from memledger.units import GIB, Amount
 
@@ -92,14 +93,18 @@ _COUNTS: Final = {
 _FRAME_PHASES: Final = (
     ("wake_up", "sleep"),
     ("profile_run", "profiling"),
+    ("profile_cudagraph_memory", "profiling"),
     ("determine_available_memory", "profiling"),
     ("determine_num_available_blocks", "profiling"),
     ("capture_model", "graph_capture"),
+    ("capture_begin", "graph_capture"),
+    ("capture_end", "graph_capture"),
     ("initialize_kv_cache", "kv_pool"),
     ("_allocate_kv_cache", "kv_pool"),
     ("initialize_from_config", "kv_pool"),
     ("load_model", "weights"),
     ("process_weights_after_loading", "weights"),
+    ("kernel_warmup", "warmup"),
     ("compile_or_warm_up_model", "warmup"),
     ("execute_model", "serving"),
 )
@@ -138,6 +143,10 @@ def numbers(event: Event) -> dict[str, Any]:
         if (word := event.word(field)) is not None:
             found[field] = word
     others = other_processes(event)
+    if (mine := own_process(event)) is not None:
+        found["process_bytes"] = others[mine]["bytes"]
+        found["process_note"] = OWN_PROCESS_NOTE
+        others = [other for i, other in enumerate(others) if i != mine]
     if others:
         found["other_processes"] = others
     return found

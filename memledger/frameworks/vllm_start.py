@@ -9,6 +9,7 @@ import msgspec
 
 from memledger.events import Event
 from memledger.frameworks.exceptions import RootCause, ends_traceback, is_requests, is_wrapper
+from memledger.frameworks.torch_oom import printed_time, seconds_between
 from memledger.frameworks.vllm_config import ConfigFacts
 from memledger.frameworks.vllm_failures import failure, merged, numbers, phase_of_frames, same_incident
 from memledger.frameworks.vllm_ledger import Context, Ledger, RankFacts, build_ledger, pool_grant
@@ -84,6 +85,12 @@ POOL_RULES: Final = frozenset({"kv_available", "kv_capacity", "blocks", "kv_byte
 MOST_FAILURES: Final = 50
 MOST_START_LINES: Final = 300
 
+LONGEST_WARM_UP_SECONDS: Final = 30
+"""After capture vLLM runs the sampler once and is done (v1/worker/gpu_worker.py, `compile_or_warm_up_model`): what fails
+later than this, with no line of the start between, fails while serving."""
+
+SAMPLER_FRAMES: Final = frozenset({"_dummy_sampler_run", "sampling_metadata=dummy_metadata"})
+
 _RULE_OF_TOKENS: Final = "how the token figure was computed"
 _ROCM: Final = re.compile(r"rocm|aiter|hip", re.IGNORECASE)
 
@@ -145,6 +152,15 @@ class UsageFacts(msgspec.Struct):
         )
 
 
+class FailedAllocation(msgspec.Struct, frozen=True):
+    """What torch's message says of the device, and which process printed it."""
+
+    key: RankKey | None
+    rank: int | None
+    total: Amount
+    gpu: int | None
+
+
 class StartLine(msgspec.Struct, frozen=True):
     """What is kept of a line that starts something: enough to know it again (a restart loop has many)."""
 
@@ -183,7 +199,8 @@ class Start:
         self._engines: dict[int, EngineFacts] = {}
         self._sum: UsageFacts | None = None
         self._failures: list[Failure] = []
-        self._failed_totals: dict[RankKey | None, tuple[Amount, int | None]] = {}
+        self._failed_totals: list[FailedAllocation] = []
+        self._start_line_time: str | None = None
         self._phase = "unknown"
         self._ready = self._stopped = self._died = self._pool_seen = self._engine_v0 = False
         self._device_words: set[str] = set()
@@ -305,6 +322,7 @@ class Start:
             self._take_exception(event)
         elif rule != "engine_died" and not self._died:
             self._went_on(event)
+            self._start_line_time = event.prefix.time or self._start_line_time
         if rule in USAGE_RULES:
             self._take_usage(event)
         elif rule in RANK_RULES:
@@ -318,7 +336,8 @@ class Start:
         """A line of torch, Python or the HTTP server that is no failure by itself."""
         rule = event.id
         if rule == "vllm_frame":
-            self._frames.setdefault(event.prefix.pid, set()).add(event.word("function") or "")
+            word = event.word("function") or event.word("capture") or event.word("sampler") or ""
+            self._frames.setdefault(event.prefix.pid, set()).add(word)
         elif rule in {"exception", "on_chip_memory"}:
             self._take_exception(event)
         elif rule == "exception_detail":
@@ -563,8 +582,26 @@ class Start:
 
     # -- failures
 
+    def _in_phase(self, event: Event) -> Failure:
+        """The failure of a line, in the phase that its traceback, or else the lines before it, tell."""
+        frames = self._frames.pop(event.prefix.pid, set())
+        if (phase := phase_of_frames(frames)) is not None:
+            return failure(event, phase)
+        if self._phase == "unknown" and frames & SAMPLER_FRAMES and event.amount("private") is not None:
+            # The profiling run tries the sampler, too, but before any graph has a pool.
+            return failure(event, "warmup")
+        found = failure(event, self._phase)
+        if found.phase != "warmup":
+            return found
+        passed = seconds_between(self._start_line_time, printed_time(event))
+        if passed is None or passed <= LONGEST_WARM_UP_SECONDS:
+            return found
+        return msgspec.structs.replace(
+            found, phase="serving", numbers={**found.numbers, "seconds_after_capture": round(passed)}
+        )
+
     def _take_failure(self, event: Event) -> None:
-        found = failure(event, phase_of_frames(self._frames.pop(event.prefix.pid, set())) or self._phase)
+        found = self._in_phase(event)
         key = self._rank_key(event)
         if re.match(r"Worker|VllmWorker|Ray", event.prefix.process or ""):
             self._see_rank(event)
@@ -573,7 +610,8 @@ class Start:
             if facts is not None:
                 facts.latest[event.id] = event
         elif event.id in {"oom", "oom_old", "load_oom"} and (size := event.amount("total")) is not None:
-            self._failed_totals.setdefault(key, (size, event.count("gpu")))
+            self._failed_totals.append(FailedAllocation(key, event.prefix.ranks.get("rank"), size, event.count("gpu")))
+            del self._failed_totals[MOST_FAILURES:]
             if event.word("device") == "HIP":
                 self._device_words.add("rocm")
         if event.id == "state_blocks_too_few":
@@ -817,7 +855,7 @@ class Start:
             facts = self._ranks.get(key, RankFacts()) if key is not None else RankFacts()
             label: dict[str, int | None] = labels[key] if key is not None else {"tp": 0}
             capacity = _capacity_for(label.get("dp"), engines)
-            failed = self._failed_total(key, len(keys))
+            failed = self._failed_total(key, label, config)
             context = self._context(config, label, facts, grants, capacity, failed)
             ledger = build_ledger(facts, context)
             ranks.append(self._rank(key, label, facts, ledger, capacity, failed))
@@ -913,7 +951,7 @@ class Start:
         facts: RankFacts,
         grants: dict[tuple[int | None, int | None], Amount],
         capacity: Capacity,
-        failed: tuple[Amount, int | None] | None,
+        failed: FailedAllocation | None,
     ) -> Context:
         engine = self._engines.get(label.get("dp") or 0)
         if engine is None:
@@ -934,7 +972,7 @@ class Start:
             pool_detail=self._pool_detail(config, capacity, engine),
             cpu_blocks=engine.cpu_blocks if v0 or not self._is_v1() else None,
             swap_gib=config.get("swap_space_gib"),
-            failed_total=failed[0] if failed is not None else None,
+            failed_total=failed.total if failed is not None else None,
         )
 
     def _pool_detail(self, config: dict[str, Any], capacity: Capacity, engine: EngineFacts) -> dict[str, Any]:
@@ -954,12 +992,21 @@ class Start:
         }
         return {k: v for k, v in detail.items() if v is not None}
 
-    def _failed_total(self, key: RankKey | None, ranks: int) -> tuple[Amount, int | None] | None:
-        if key in self._failed_totals:
-            return self._failed_totals[key]
-        if ranks <= 1 and self._failed_totals:
-            return next(iter(self._failed_totals.values()))
-        return None
+    def _failed_total(
+        self, key: RankKey | None, label: dict[str, int | None], config: dict[str, Any]
+    ) -> FailedAllocation | None:
+        """The allocation that failed on this rank: its own process printed it, or a server of one GPU did."""
+        own = [f for f in self._failed_totals if f.key == key]
+        number = label.get("tp") if label.get("pp") is None and label.get("dp") is None else None
+        own += [f for f in self._failed_totals if f.rank is not None and f.rank == number]
+        if own:
+            return own[0]
+        alone = all(config.get(n) in (None, 1) for n in ("tp_size", "pp_size", "dp_size"))
+        named = key is not None and re.match(r"Worker_|VllmWorker|Ray", self._rank_events[key].prefix.process or "")
+        if not alone or named or len(self._ranks) > 1 or any(label.get(n) for n in ("tp", "pp", "dp", "ep")):
+            return None
+        found = {(f.total, f.gpu) for f in self._failed_totals}
+        return self._failed_totals[0] if len(found) == 1 else None
 
     def _rank(
         self,
@@ -968,11 +1015,11 @@ class Start:
         facts: RankFacts,
         ledger: Ledger,
         capacity: Capacity,
-        failed: tuple[Amount, int | None] | None,
+        failed: FailedAllocation | None,
     ) -> Rank:
         prefix = self._rank_events[key].prefix if key is not None else None
         world = facts.event("world_rank")
-        index = failed[1] if failed is not None else None
+        index = failed.gpu if failed is not None else None
         if index is None and world is not None and (local := world.count("local_rank")) is not None and local >= 0:
             index = local
         kind = self._gpu_kind()
