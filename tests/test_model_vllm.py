@@ -861,3 +861,25 @@ def test_the_longest_request_fits_and_the_next_does_not(arch, size):
         assert vllm.request_blocks(pool, longest).total <= usable
     if longest < 50_000:
         assert vllm.request_blocks(pool, longest + 1).total > usable
+
+
+# What old releases do not do
+
+
+@pytest.mark.parametrize(
+    ("version", "layers", "settings"),
+    [
+        ("0.10.2", [CacheLayer(token_bytes=8), CacheLayer(token_bytes=4, layout="other")], {}),
+        ("0.16.0", [CacheLayer(token_bytes=8), CacheLayer(token_bytes=4, layout="other", stage=1)], {}),
+        ("0.11.2", [CacheLayer(token_bytes=8), CacheLayer(token_bytes=4, window=9)], {}),
+        ("0.16.0", [CacheLayer(token_bytes=8), CacheLayer(token_bytes=16, window=9), CacheLayer(state_bytes=99)], {}),
+        ("0.9.2", [CacheLayer(token_bytes=8)], {"decode_context_parallel": 2}),
+        ("0.9.0", [CacheLayer(token_bytes=8), CacheLayer(token_bytes=8, window=9)], {}),
+        ("0.33.0", [CacheLayer(token_bytes=8), CacheLayer(state_bytes=9)], {"hybrid_manager": False}),
+        ("0.33.0", [CacheLayer(token_bytes=8, window=9)], {"decode_context_parallel": 2}),
+        ("0.33.0", [], {}),
+    ],
+)
+def test_shapes_that_a_release_does_not_serve_are_refused(version, layers, settings):
+    with pytest.raises(NotModelledError):
+        vllm.request_blocks(vllm.plan(layers, at(version, in_flight_tokens=1, **settings)), 100)

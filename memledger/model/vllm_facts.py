@@ -48,6 +48,7 @@ PREFIX_CACHING_FOR_HYBRIDS_SINCE: Final[Release] = (0, 28, 0)
 _CHECKPOINT_ALIGNMENT_SINCE: Final[Release] = (0, 33, 0)
 _OTHER_BACKENDS_ALIGN_SINCE: Final[Release] = (0, 32, 0)
 _PADDED_ATTENTION_PAGES_SINCE: Final[Release] = (0, 29, 0)
+_UNEQUAL_PAGES_SINCE: Final[Release] = (0, 14, 0)
 _PADDED_STATE_PAGES_SINCE: Final[Release] = (0, 27, 1)
 _MIXED_STAGES_SINCE: Final[Release] = (0, 27, 1)
 
@@ -124,6 +125,11 @@ def attention_pages_can_be_padded(at: Release) -> bool:
     Depended on the backend in 0.27.1 and 0.28.0 and is not known before: False there.
     """
     return at >= _PADDED_ATTENTION_PAGES_SINCE
+
+
+def unequal_pages_are_unified(at: Release) -> bool:
+    """Whether layers of several kinds may have pages of several sizes. Not in 0.11.2; not read for 0.12 and 0.13."""
+    return at >= _UNEQUAL_PAGES_SINCE
 
 
 def state_pages_can_be_padded(at: Release) -> bool:

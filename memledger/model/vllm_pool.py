@@ -286,7 +286,7 @@ def _unified(specs: list[_Spec], settings: Settings) -> list[_Spec]:
             done.append(spec)
         elif spec.kind == "state" and facts.state_pages_can_be_padded(settings.release):
             done.append(msgspec.structs.replace(spec, page=page))
-        elif spec.kind != "state" and page % spec.page == 0:
+        elif spec.kind != "state" and page % spec.page == 0 and facts.unequal_pages_are_unified(settings.release):
             done.append(msgspec.structs.replace(spec, page=page, tokens=spec.tokens * (page // spec.page)))
         elif spec.kind != "state" and not spec.layout[2] and facts.attention_pages_can_be_padded(settings.release):
             done.append(msgspec.structs.replace(spec, page=page))
@@ -317,12 +317,8 @@ def plan(layers: Sequence[CacheLayer], settings: Settings) -> Pool:
     specs = [_spec(layer, settings, block, windows=not promoted) for layer in layers]
     stages = max(layer.stage for layer in layers) + 1
     if _uniform(specs):
-        if (
-            stages > 1
-            and len({spec.page for spec in specs}) > 1
-            and not facts.mixed_pages_over_stages(settings.release)
-        ):
-            raise NotModelledError("pages of several sizes over pipeline stages are modelled from vLLM 0.27.1")
+        if len({spec.page for spec in specs}) > 1:
+            _check_mixed_pages(settings.release, stages)
         return Pool(settings, block, (_group(list(zip(layers, specs, strict=True)), stages, 0),))
     specs = _unified(specs, settings)
     buckets: dict[_Spec, list[tuple[CacheLayer, _Spec]]] = {}
@@ -338,6 +334,15 @@ def plan(layers: Sequence[CacheLayer], settings: Settings) -> Pool:
         number = _ceil(len(bucket), size)
         groups.extend(_group(bucket[first::number], stages, size) for first in range(number))
     return Pool(settings, block, tuple(groups), tuple(padding))
+
+
+def _check_mixed_pages(at: Release, stages: int) -> None:
+    """One group of pages of several sizes: from 0.11.0; in 0.16.0 every pipeline stage was charged for all layers."""
+    if at < (0, 11, 0) or (stages > 1 and not facts.mixed_pages_over_stages(at)):
+        raise NotModelledError(
+            f"vLLM {facts.wording(at)}: pages of several sizes in one group are modelled from 0.11.0, "
+            "over pipeline stages from 0.27.1"
+        )
 
 
 def _group(members: list[tuple[CacheLayer, _Spec]], stages: int, size: int) -> Group:
@@ -376,6 +381,8 @@ def _refuse_unknown(layers: Sequence[CacheLayer], settings: Settings) -> None:
 def context_parallel(settings: Settings) -> int:
     """Ranks that share one request's tokens: decode times prefill up to 0.19.1, decode alone from 0.27.1."""
     at, prefill = settings.release, settings.prefill_context_parallel
+    if at < (0, 10, 2) and settings.decode_context_parallel > 1:
+        raise NotModelledError(f"vLLM {facts.wording(at)} has no decode context parallelism (0.10.2 and later)")
     if prefill > 1 and (0, 19, 1) < at < (0, 27, 1):
         raise NotModelledError(
             f"vLLM {facts.wording(at)}: prefill context parallelism's share of the cache is not known"
