@@ -33,6 +33,7 @@ from memledger.model.sglang import (
     Budget,
     KvToken,
     SglangServer,
+    agreed,
     budget,
     readings,
     request_table_bytes,
@@ -485,6 +486,13 @@ def test_without_a_version_every_reading_is_given_and_none_chosen() -> None:
         sglang_plan.smallest(unknown, 4, 1000)
 
 
+def test_what_all_readings_say_can_be_used_without_a_version() -> None:
+    slots = sglang_inputs.from_architecture(QWEN3_NEXT, Parallel(tp=4), state_slots=256)
+    common = agreed(readings(slots))
+    assert common.state_bytes == 257 * 19_316_736 and common.state_slots == 256
+    assert common.slots_per_request is None and common.max_running_requests is None
+
+
 def test_running_requests_in_effect_tell_the_readings_apart() -> None:
     told = SglangServer(
         slot=SLOT,
@@ -534,10 +542,14 @@ def test_a_pool_that_a_flag_cut_short_tells_no_budget() -> None:
     assert found.fits is None and found.minimum.state_slots == 12
 
 
-def test_shared_buffers_and_replay_rings_are_refused() -> None:
-    for field in ("unified_pool", "replay"):
-        with pytest.raises(NotModelledError):
-            size(msgspec.structs.replace(H100, **{field: True}))
+@pytest.mark.parametrize(
+    "fields",
+    [{"unified_pool": True}, {"replay": True}, {"checkpoint_pool": True}, {"disaggregation": "decode"}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_pools_that_are_made_otherwise_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(NotModelledError):
+        size(msgspec.structs.replace(H100, **fields))
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ class SglangServer(msgspec.Struct, frozen=True):
     disaggregation: str | None = None
     unified_pool: bool = False
     replay: bool = False
+    checkpoint_pool: bool = False
     state_slots: int | None = None
     kv_tokens: int | None = None
     kv_swa_tokens: int | None = None
@@ -292,6 +293,12 @@ def readings(server: SglangServer) -> tuple[Sizing, ...]:
         raise NotModelledError("with --enable-unified-memory KV and state share one buffer; its split is nominal only")
     if server.replay:
         raise NotModelledError("replay rings are not modelled")
+    if server.checkpoint_pool:
+        raise NotModelledError("the pool of 8-bit checkpoints follows the slots outside the budget; it is not modelled")
+    if server.slot is not None and server.disaggregation == "decode":
+        raise NotModelledError(
+            "a disaggregated decode server enlarges its state pool for requests on their way; not modelled"
+        )
     found, refusal = _over_releases(settled(server))
     if found:
         return tuple(found)
@@ -300,6 +307,22 @@ def readings(server: SglangServer) -> tuple[Sizing, ...]:
     raise NotModelledError(
         "no known release gives these figures: slots, running requests and flags contradict each other"
     )
+
+
+def agreed(found: Sequence[Sizing]) -> Sizing:
+    """What every reading says: accounts and capacities on which they differ are left out (None)."""
+    first = found[0]
+    fields: dict[str, object] = {
+        "versions": (min(s.versions[0] for s in found), max(s.versions[1] for s in found)),
+        "accounts": {k: v for k, v in first.accounts.items() if all(s.accounts.get(k) == v for s in found)},
+    }
+    for name in ("state_slots", "slots_per_request", "kv_tokens", "kv_swa_tokens", "max_running_requests"):
+        if any(getattr(s, name) != getattr(first, name) for s in found):
+            fields[name] = None
+    for name, other in (("binding", ()), ("budget", None), ("prefix", None), ("slots_from", None), ("state", None)):
+        if any(getattr(s, name) != getattr(first, name) for s in found):
+            fields[name] = other
+    return msgspec.structs.replace(first, **fields)
 
 
 def settled(server: SglangServer) -> SglangServer:
@@ -458,8 +481,6 @@ def _size_one(
     accounts: dict[str, int] = {}
     state: StatePool | None = None
     if server.slot is not None and slots is not None:
-        if server.disaggregation == "decode" and server.speculation is not None:
-            raise NotModelledError("speculative states of a disaggregated decode server are not modelled")
         state = state_pool(
             server.slot,
             slots,

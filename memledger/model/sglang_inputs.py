@@ -203,6 +203,7 @@ def from_rank(server: Server, rank: Rank, versions: tuple[tuple[int, ...], tuple
         "disaggregation": config.get("disaggregation_mode"),
         "unified_pool": bool(config.get("unified_pool")),
         "replay": bool(config.get("state_replay") or config.get("state_replay_speculative")),
+        "checkpoint_pool": bool(config.get("state_checkpoint")),
         "state_slots": capacity.state_slots,
         "kv_tokens": capacity.kv_tokens,
         "kv_swa_tokens": capacity.kv_swa_tokens,
