@@ -1,7 +1,7 @@
 """vLLM's pool arithmetic by version: sizes, what the printed figures mean, what a request costs, and the way back.
 
 `cache_layers` turns an `Architecture` into layers, `vllm_pool.plan` those into a pool's shape; everything else here takes
-that shape. All bytes are per GPU; all functions are pure. Formulas and sources: docs/arithmetic.md, "vLLM's block pool".
+that shape. All bytes are per GPU; all functions are pure. Formulas and sources: docs/arithmetic-vllm.md.
 """
 
 from __future__ import annotations

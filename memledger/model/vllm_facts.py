@@ -1,7 +1,7 @@
 """What differs between vLLM releases: defaults, alignments, counting rules. Tables and small functions, no sizes of models.
 
 Read in vLLM's Python sources of 0.9.2, 0.10.2, 0.11.2, 0.14.1, 0.15.0, 0.15.1, 0.16.0, 0.27.1 to 0.32.0, and for the
-releases between and for 0.33.0 in the notes behind docs/arithmetic.md ("vLLM's block pool").
+releases between and for 0.33.0 in the notes behind docs/arithmetic-vllm.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ each layer of one group, and any group may use any block. So recurrent state has
 the same pool as the KV cache, and nothing is set aside for requests that do not run.
 
 Source: vLLM 0.9.2 to 0.33.0 `v1/core/kv_cache_utils.py` (0.33.0 `kv_cache_planning.py`), `v1/kv_cache_interface.py`,
-`platforms/interface.py` (docs/arithmetic.md, "vLLM's block pool").
+`platforms/interface.py` (docs/arithmetic-vllm.md).
 """
 
 from __future__ import annotations
