@@ -246,3 +246,22 @@ def test_expert_parallel_and_tensor_parallel_cut_experts_alike(ranks):
     by_expert = weights.weight_bytes(model, Parallel(tp=ranks, ep=ranks), "vllm").parts["experts"]
     by_width = weights.weight_bytes(model, Parallel(tp=ranks), "vllm").parts["experts"]
     assert by_expert == by_width
+
+
+def test_a_format_known_by_name_leaves_room_for_modules_kept_in_16_bits():
+    """Copies of hybrids often leave attention and state unquantised; the range holds that reading too."""
+    found = table.look_up("someone/Qwen3.5-27B-AWQ")
+    assert found is not None
+    made = weights.weight_bytes(found.architecture, ONE, "vllm")
+    kept = replace(
+        found.architecture,
+        quantization=Quantization("awq", bits=4, group=128, zero_points=True, skipped=("linear_attn", "self_attn")),
+    )
+    assert made.bytes < weights.weight_bytes(kept, ONE, "vllm").bytes <= made.high
+
+
+def test_small_models_may_show_more_than_the_share_in_sglang():
+    made = weights.weight_bytes(arch("Qwen/Qwen2.5-1.5B"), ONE, "sglang")
+    assert made.high - made.bytes >= 256 * 2**20
+    large = weights.weight_bytes(arch("Qwen/Qwen3-32B"), ONE, "sglang")
+    assert large.high - large.bytes == pytest.approx(0.05 * large.bytes, rel=0.001)
