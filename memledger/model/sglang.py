@@ -2,7 +2,7 @@
 
 Pure functions over frozen values. `size` answers for one reading; where the version or the strategy is not certain,
 `readings` gives every one that differs. Sources by release are named where the rules are (`sglang_rules`,
-`sglang_state`) and in docs/arithmetic.md; the budget is `_profile_available_bytes` (0.5.10+) and
+`sglang_state`) and in docs/arithmetic-sglang.md; the budget is `_profile_available_bytes` (0.5.10+) and
 `profile_max_num_token` before, both in SGLang's `model_executor` or `mem_cache/kv_cache_configurator.py`.
 """
 
