@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from memledger.ledger import Basis, Gpu, Rank, Server, Stage, StageResidual, close, entry
+from memledger.ledger import Basis, Budget, Gpu, Rank, Server, Stage, StageResidual, close, entry
 from memledger.units import Amount
 
 OPTION: Final = "--gpu-total"
@@ -26,14 +26,41 @@ def with_device_total(server: Server, total: Amount, basis: Basis, label: str | 
     """
     ranks, notes = [], list(server.notes)
     for rank in server.ranks:
-        changed, note = _rebase(rank, total, basis, label)
+        changed, note = _rebase(rank, total, basis, label, _fraction(server))
         ranks.append(changed)
         if note is not None and note not in notes:
             notes.append(note)
     return msgspec.structs.replace(server, ranks=tuple(ranks), notes=tuple(notes))
 
 
-def _rebase(rank: Rank, total: Amount, basis: Basis, label: str | None) -> tuple[Rank, str | None]:
+def _fraction(server: Server) -> float | None:
+    """The share of the device that vLLM was allowed; SGLang's fraction is of what was free before loading."""
+    found = server.config.get("memory_fraction")
+    return float(found) if server.framework == "vllm" and isinstance(found, (int, float)) else None
+
+
+def _budget(rank: Rank, total: Amount, fraction: float | None) -> Budget:
+    """`requested = total x utilisation` (vLLM, v1/worker/gpu_worker.py) where the log does not print it."""
+    if fraction is None or rank.budget.static_bytes is not None or rank.budget.rule is not None:
+        return rank.budget
+    static = int(total.bytes * fraction)
+    rule = f"device total ({OPTION}) x utilisation {fraction:g}"
+    return msgspec.structs.replace(rank.budget, static_bytes=static, slack_bytes=total.bytes - static, rule=rule)
+
+
+def _still_missing(reason: str | None, *, budget: bool) -> str:
+    """Why the ledger is open, without what the option tells."""
+    known = {"the device's total", *({"the budget"} if budget else ())}
+    lead = "not in the log: "
+    if reason is None or not reason.startswith(lead):
+        return reason or "no free-memory reading in the log"
+    left = [part for part in reason.removeprefix(lead).split(", ") if part not in known]
+    return lead + ", ".join(left) if left else "no free-memory reading in the log"
+
+
+def _rebase(
+    rank: Rank, total: Amount, basis: Basis, label: str | None, fraction: float | None
+) -> tuple[Rank, str | None]:
     if rank.gpu.total_bytes is not None:
         return rank, f"{OPTION} is not used for a rank whose log prints the device's total"
     if rank.gpu.kind == "cpu":
@@ -43,9 +70,10 @@ def _rebase(rank: Rank, total: Amount, basis: Basis, label: str | None) -> tuple
     if rank.residual.base != "first_reading" or opening is None or not rank.stages:
         if not rank.entries:
             return msgspec.structs.replace(rank, gpu=gpu), None
-        reason = rank.residual.reason or "no free-memory reading in the log"
+        budget = _budget(rank, total, fraction)
+        reason = _still_missing(rank.residual.reason, budget=budget.static_bytes is not None)
         residual = close("device", total, rank.entries, open_reason=reason)
-        return msgspec.structs.replace(rank, gpu=gpu, residual=residual), None
+        return msgspec.structs.replace(rank, gpu=gpu, budget=budget, residual=residual), None
     taken = total - Amount(opening)
     if taken.bytes < -taken.tolerance:
         return rank, f"{OPTION} is smaller than the first free-memory reading of {rank.label}: not used"

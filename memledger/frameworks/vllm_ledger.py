@@ -79,6 +79,8 @@ class Context(msgspec.Struct, frozen=True):
     cpu_blocks: int | None = None
     swap_gib: float | None = None
     failed_total: Amount | None = None
+    pool_failed: bool = False
+    """Whether the start failed before the granted pool was allocated."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -161,7 +163,10 @@ class _Builder:
             self.add("activations", activation, "pools")
         self.add_pool(grant)
         if actual is not None:
-            self.add("cuda_graphs/total", actual, "final")
+            below = (
+                {"note": "printed as negative: more memory was free after capture"} if actual.amount.bytes < 0 else {}
+            )
+            self.add("cuda_graphs/total", actual, "final", **below)
         self.add_workspaces()
         self.add_host(grant)
         reserve = self.reserve(device, free, requested, grant, weights, non_torch, activation, charged, actual)
@@ -466,6 +471,8 @@ class _Builder:
             return
         used, detail = self.used_part(grant.amount)
         other = self.other_grant(grant)
+        if self.context.pool_failed:
+            other["note"] = "granted; the start failed before it was allocated"
         if used is None:
             self.add("kv_cache/pool", grant, "pools", **self.context.pool_detail, **other)
             return
@@ -525,6 +532,9 @@ class _Builder:
         ):
             source = self.facts.event(rule)
             if source is not None and (found := source.amount(field) or source.amount("mib")) is not None:
+                if rule == "cpu_kv" and self.context.pool_failed:
+                    self.notes.append("the KV cache was granted, but the start failed before it was allocated")
+                    continue
                 extra = self.context.pool_detail if rule == "cpu_kv" else {}
                 given = self.context.kv_bytes
                 if rule == "cpu_kv" and given is not None and abs(given - found.bytes) <= found.tolerance:

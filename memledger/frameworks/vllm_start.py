@@ -805,6 +805,8 @@ class Start:
         block = self._block_tokens(engine, config)
         blocks = engine.blocks_exact if engine.blocks_exact is not None else engine.blocks
         tokens = engine.tokens
+        if self._contradicts(engine, blocks, block):
+            block = None
         if tokens is None and engine.blocks is not None and block is not None and self._engine_block_rule(engine):
             tokens = engine.blocks * block
         seqs = engine.active_seqs or config.get("max_running_requests") or self.config.lines.get("seqs_default")
@@ -815,6 +817,18 @@ class Start:
             max_running_requests=seqs,
             concurrency=Concurrency(engine.length, engine.requests),
         )
+
+    def _contradicts(self, engine: EngineFacts, blocks: int | None, block: int | None) -> bool:
+        """Whether the printed tokens cannot be in so many blocks of that size, however they were counted.
+
+        A backend with blocks of its own (Neuron: one block per sequence) passes over the flag. Window and state groups
+        need less than their length, and context parallelism multiplies a block: these say nothing against the size.
+        """
+        if engine.tokens is None or blocks is None or block is None or engine.multiplied is not None:
+            return False
+        if engine.attention_block is not None or len(engine.group_blocks) > 1 or engine.padding_percent is not None:
+            return False
+        return engine.tokens > 2 * blocks * block
 
     def _engine_block_rule(self, engine: EngineFacts) -> bool:
         """Whether tokens are blocks times block size: only where blocks alone were printed (V0, early V1)."""
@@ -972,6 +986,7 @@ class Start:
             pool_detail=self._pool_detail(config, capacity, engine),
             cpu_blocks=engine.cpu_blocks if v0 or not self._is_v1() else None,
             swap_gib=config.get("swap_space_gib"),
+            pool_failed=any(f.phase == "kv_pool" for f in self._failures),
             failed_total=failed.total if failed is not None else None,
         )
 
@@ -1073,18 +1088,20 @@ class Start:
             )
 
     def _note_suppressed(self, ranks: list[Rank], notes: list[str]) -> None:
-        silences: dict[str, list[str]] = {}
+        silences: dict[tuple[str, bool], list[str]] = {}
         for account, what in (("weights", "weights"), ("kv_cache", "KV pool"), ("cuda_graphs", "CUDA graphs")):
             silent = [r for r in ranks if not any(e.account.startswith(account) for e in r.entries)]
             if account == "weights":
                 silent = [r for r in silent if not any(e.account == "weights_and_non_torch" for e in r.entries)]
             if silent and len(silent) < len(ranks):
                 names = ", ".join(r.label for r in silent[:8]) + (" ..." if len(silent) > 8 else "")
-                silences.setdefault(names, []).append(what)
-        for names, kinds in silences.items():
+                first_only = all(not r.tp for r in ranks if r not in silent)
+                silences.setdefault((names, first_only), []).append(what)
+        for (names, first_only), kinds in silences.items():
             version = _release(self._version)
             # info_once with a rank filter: vLLM 0.11.1 (logger.py); before that every worker printed its own line.
-            why = "" if version is not None and version < (0, 11) else ": vLLM prints these for local rank 0 only"
+            filtered = first_only and (version is None or version >= (0, 11))
+            why = ": vLLM prints these for local rank 0 only" if filtered else " in the log"
             notes.append(f"no {_and(kinds)} line of {names}{why}; no figure is copied from another rank")
         if self._repeated:
             notes.append(
