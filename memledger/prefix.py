@@ -30,6 +30,9 @@ from memledger.sanitize import strip_terminal
 Layer = Literal["wrapper", "engine", "custom", "field"]
 
 MOST_LAYERS: Final = 16
+MOST_DIGITS: Final = 12
+"""Of a rank or a pid; a longer number is neither."""
+
 MOST_RECORDS: Final = 1000
 """No line carries more records than this; what follows is not read."""
 
@@ -269,7 +272,7 @@ def _fragment(line: bytes) -> tuple[str | None, bool, str]:
     if line.startswith(b'{"log":"'):
         try:
             value = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None, False, ""
         text = value.get("log") if isinstance(value, dict) else None
         if isinstance(text, str):
@@ -298,6 +301,26 @@ def _unwrap(text: str, peeled: _Peeled, depth: int) -> Iterator[tuple[_Peeled, i
 def text_after_prefix(text: str) -> str:
     """The message of a line that is one record."""
     return text[_take_layers(text, 0, _Peeled()) :]
+
+
+def start_style(text: str) -> str | None:
+    """What kind of prefix a line starts with (the id of its style; of one that is indented or quoted, of both)."""
+    text = strip_terminal(text).lstrip("\ufeff")
+    layers = _layers()
+    found: list[str] = []
+    position = 0
+    while len(found) < 2:
+        if text.startswith('{"', position):
+            found.append("json")
+            break
+        hit = _first_of((layers["engine"], layers["wrapper"], layers["custom"]), text, position)
+        if hit is None:
+            break
+        found.append(hit[0].id)
+        position = hit[1].end()
+        if hit[0].id not in {"indented", "markdown", "numbered", "box"}:
+            break
+    return "+".join(found) or None
 
 
 def _take_layers(text: str, position: int, peeled: _Peeled) -> int:
@@ -339,7 +362,7 @@ def _split(peeled: _Peeled, position: int, text: str) -> Iterator[Record]:
 def _record(peeled: _Peeled, message: str, text: str) -> Record:
     message = message.strip(" \t\r\n")
     if "[repeated " in message and (again := _compiled(_REPEATED).search(message)):
-        peeled.repeated = int(again.group(1))
+        peeled.repeated = _whole(again.group(1))
         message = message[: again.start()]
     if peeled.taken and message.endswith(("│", "┃", "║")):
         message = _compiled(_BOX_END).sub("", message)
@@ -428,16 +451,16 @@ def _prefix(
 ) -> Prefix:
     process = found.get("process") or _text(data, "processName") or None
     ranks = _ranks(found.get("ranks", ""))
-    if "local_rank" in found:
-        ranks["rank"] = int(found["local_rank"])
+    if (rank := _whole(found.get("local_rank"))) is not None:
+        ranks["rank"] = rank
     if process:
         ranks.update(_process_ranks(process))
-    pid = found.get("pid") or found.get("pid_in_brackets") or _number(data, "process", "pid")
+    pid = _whole(found.get("pid") or found.get("pid_in_brackets"))
     return Prefix(
         time=_iso(found.get("time")) or _json_time(data),
         wrapper_time=found.get("wrapper_time") or _wrapper_time(data),
         ranks=ranks,
-        pid=int(pid) if pid is not None else None,
+        pid=pid if pid is not None else _number(data, "process", "pid"),
         process=process,
         host=found.get("host") or _text(data, "_HOSTNAME", "host", "hostname"),
         level=found.get("level") or _text(data, "levelname", "level", "severity"),
@@ -448,8 +471,13 @@ def _prefix(
     )
 
 
+def _whole(digits: str | None) -> int | None:
+    """The number; None where there is none, or it is longer than any rank or pid."""
+    return int(digits) if digits is not None and len(digits) <= MOST_DIGITS else None
+
+
 def _ranks(text: str) -> dict[str, int]:
-    ranks = {name.strip("_").lower(): int(n) for name, n in _RANK.findall(text)}
+    ranks = {name.strip("_").lower(): int(n) for name, n in _RANK.findall(text) if len(n) <= MOST_DIGITS}
     if "gpu_id" in ranks:
         ranks["gpu"] = ranks.pop("gpu_id")
     return ranks
@@ -457,9 +485,9 @@ def _ranks(text: str) -> dict[str, int]:
 
 def _process_ranks(process: str) -> dict[str, int]:
     if worker := _WORKER.match(process):
-        return _ranks(worker.group("parts")) if worker.group("parts") else {"rank": int(worker.group("rank"))}
+        return _ranks(worker.group("parts")) if worker.group("parts") else _ranks(f"rank {worker.group('rank')}")
     engine = _ENGINE_CORE.match(process)
-    return {"dp": int(engine.group(1))} if engine else {}
+    return _ranks(f"dp {engine.group(1)}") if engine else {}
 
 
 def _text(data: dict[str, Any], *keys: str) -> str | None:
@@ -480,7 +508,7 @@ def _json_time(data: dict[str, Any]) -> str | None:
 
 def _wrapper_time(data: dict[str, Any]) -> str | None:
     stamp = data.get("__REALTIME_TIMESTAMP")
-    if isinstance(stamp, (str, int)) and str(stamp).isdigit() and len(str(stamp)) < 18:
+    if isinstance(stamp, (str, int)) and str(stamp).isdecimal() and len(str(stamp)) < 18:
         return datetime.fromtimestamp(int(stamp) / 1e6, timezone.utc).isoformat(timespec="milliseconds")
     return _text(data, "time") if "stream" in data else None
 

@@ -129,6 +129,13 @@ class UsageLines:
 
 def _raised(shape: Shape) -> list[int]:
     """Indexes of the lines of a shape that raise a maximum, are the first of their labels, or count something."""
+    try:
+        return _compared(shape)
+    except ValueError:  # a full stop without digits, where the line that was learnt from has a number
+        return list(range(len(shape.lines)))
+
+
+def _compared(shape: Shape) -> list[int]:
     columns = shape.columns
     assert columns is not None
     lines = shape.lines

@@ -1,5 +1,7 @@
 """Argument dumps are read whole or cut, never evaluated, and a cut value is never half a number."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,13 @@ def test_a_command_line_gives_flags_in_either_form_and_ends_at_a_pipe():
     assert got["tp"] == "8"
     assert got["enable_metrics"] is True
     assert got["mem_fraction_static"] == "0.85"
+
+
+@pytest.mark.parametrize("number", ["9" * 200_000, "9_" * 100_000, "1." + "9" * 200_000, "9" * 200_000 + "e"])
+def test_a_number_without_end_takes_no_longer_than_its_digits(number):
+    started = time.perf_counter()
+    assert parse_call(f"f(a={number} x, b=1)")["b"] == 1
+    assert time.perf_counter() - started < 1
 
 
 def test_nesting_without_end_is_refused_quickly():

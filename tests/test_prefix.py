@@ -317,6 +317,34 @@ def test_what_cannot_be_told_prose_before_a_whole_prefix_is_taken_for_a_flattene
     assert messages("somebody wrote: " + FORGED)[1:] == [POOL_END]
 
 
+def test_a_number_longer_than_any_rank_or_pid_is_neither() -> None:
+    digits = "9" * 5000
+    for line in (
+        f"[2026-05-01 22:44:30 TP{digits}] {POOL_END}",
+        f"(VllmWorker pid={digits}) {RECORD}{POOL_END}",
+        f"(EngineCore_DP{digits} pid=9) {RECORD}{POOL_END}",
+        f"(Worker_TP{digits} pid=9) {RECORD}{POOL_END}",
+        f"{RECORD}{POOL_END} [repeated {digits}x across cluster]",
+    ):
+        assert all(r.prefix.ranks == {} and r.prefix.repeated is None for r in records(line)), line
+        assert all(r.prefix.pid in {None, 9} for r in records(line)), line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"__REALTIME_TIMESTAMP": "\N{SUPERSCRIPT TWO}", "MESSAGE": "%s"}',
+        '{"log":"%s","x":' + "[" * 5000,
+        '{"log":"%s","x":' + "9" * 5000 + "}",
+    ],
+)
+def test_strange_json_is_read_or_left(line: str) -> None:
+    text, whole = joined_fragments(b"", (line % POOL_END).encode(), [])
+    assert whole
+    assert text is not None
+    assert messages(text)
+
+
 # ---- records split by a container's log driver
 
 

@@ -327,7 +327,7 @@ def test_peaks_are_kept_apart_by_rank() -> None:
 def test_a_usage_figure_without_digits_is_no_figure_and_hides_no_peak() -> None:
     broken = usage_line(3, 0.5).replace("0.50", ".")
     events, scanner = scan(usage_line(2, 0.4) + broken + usage_line(1, 0.6))
-    assert maxima(events)["usage", "usage", (("tp", 1),)] == 0.6
+    assert maxima(events)["usage", "usage", (("tp", 0),)] == 0.6
     assert scanner.lines == 3
 
 

@@ -16,7 +16,7 @@ DEEPEST: Final = 40
 """Nesting beyond this is not read (engines nest four or five deep; hostile text nests without end)."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][\w.]*")
-_NUMBER: Final = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+|inf|nan)(?=\s*(?:[,)\]}:]|$))")
+_NUMBER: Final = re.compile(r"[+-]?(?:\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|inf|nan)(?=\s*(?:[,)\]}:]|$))")
 _BARE: Final = re.compile(r"[^,()\[\]{}'\"=\s][^,()\[\]{}'\"\n]*")
 _SPACE: Final = re.compile(r"\s*")
 _WORDS: Final[dict[str, Any]] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
