@@ -155,6 +155,7 @@ def test_logged_keys_of_a_hybrid_that_gave_every_layer_kv():
         (Attention(32, 8, 128, 128), "fp8", "vllm", {}, 8 * 256),
         (Attention(32, 8, 128, 128), "nvfp4", "vllm", {}, 8 * 2 * (64 + 8)),
         (Attention(32, 8, 128, 128), "fp4_e2m1", "sglang", {}, 8 * 2 * (64 + 8)),
+        (Attention(32, 8, 128, 128), "fp8_per_token_head", "vllm", {}, 8 * 2 * (128 + 4)),
         (Attention(32, 8, 128, 128), "mxfp8", "sglang", {}, 8 * 2 * (128 + 4)),
     ],
 )
@@ -191,7 +192,14 @@ def test_a_pipeline_stage_holds_its_layers_only():
     assert kv.model_token_bytes(model, Parallel(pp=4)) * 4 == kv.model_token_bytes(model, ONE)
 
 
-def test_stages_of_unequal_size_are_refused():
+def test_vllm_gives_left_over_layers_to_the_last_stages_but_one():
+    model, at = arch("deepseek-ai/DeepSeek-V3"), Parallel(pp=4)
+    sizes = [kv.model_token_bytes(model, at, framework="vllm", stage=stage) // 1152 for stage in range(4)]
+    assert sizes == [15, 15, 16, 15]
+    assert kv.model_token_bytes(model, Parallel(pp=2), framework="vllm") == 31 * 1152
+
+
+def test_stages_of_unequal_size_are_refused_where_the_rule_was_not_read():
     with pytest.raises(NotModelledError, match="61 layers do not divide evenly over 2"):
         kv.model_token_bytes(arch("deepseek-ai/DeepSeek-V3"), Parallel(pp=2))
 

@@ -10,24 +10,31 @@ from memledger.model.architecture import NotModelledError
 Item = TypeVar("Item")
 
 
-def stage_sizes(count: int, stages: int) -> tuple[int, ...]:
-    """Layers on each pipeline stage where they divide evenly.
+def stage_sizes(count: int, stages: int, framework: str | None = None) -> tuple[int, ...]:
+    """Layers on each pipeline stage.
+
+    Where they do not divide evenly, vLLM gives one more to the last stages but one, backwards (`distributed/utils.py`,
+    `get_pp_indices`; `VLLM_PP_LAYER_PARTITION` overrides it). SGLang's rule was not read.
 
     Raises:
-        NotModelledError: they do not divide evenly; which stage then gets more differs between engines and versions.
+        NotModelledError: they do not divide evenly, under another engine than vLLM.
     """
     if stages < 1 or stages > count:
         raise NotModelledError(f"{count} layers cannot be spread over {stages} pipeline stages")
-    if count % stages:
+    sizes = [count // stages] * stages
+    left = count % stages
+    if left and framework != "vllm":
         raise NotModelledError(f"{count} layers do not divide evenly over {stages} pipeline stages")
-    return (count // stages,) * stages
+    for back in range(2, left + 2):
+        sizes[-back] += 1
+    return tuple(sizes)
 
 
-def stage_layers(layers: Sequence[Item], stages: int, stage: int) -> tuple[Item, ...]:
+def stage_layers(layers: Sequence[Item], stages: int, stage: int, framework: str | None = None) -> tuple[Item, ...]:
     """The layers of pipeline stage `stage` (0-based)."""
     if stages == 1:
         return tuple(layers)
-    sizes = stage_sizes(len(layers), stages)
+    sizes = stage_sizes(len(layers), stages, framework)
     if not 0 <= stage < stages:
         raise NotModelledError(f"there is no pipeline stage {stage} of {stages}")
     start = sum(sizes[:stage])

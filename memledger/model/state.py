@@ -158,8 +158,8 @@ def slot_bytes(
         return StateBytes(conv, temporal)
 
     if stage is not None:
-        return of(stage_layers(arch.layers, parallel.pp, stage))
-    stages = [of(stage_layers(arch.layers, parallel.pp, number)) for number in range(parallel.pp)]
+        return of(stage_layers(arch.layers, parallel.pp, stage, framework))
+    stages = [of(stage_layers(arch.layers, parallel.pp, number, framework)) for number in range(parallel.pp)]
     return max(stages, key=lambda each: each.total)
 
 

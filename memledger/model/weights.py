@@ -368,10 +368,10 @@ def weight_bytes(
 
 
 def _stage_matrices(
-    arch: Architecture, parallel: Parallel, stage: int, *, draft: bool, marlin: bool
+    arch: Architecture, parallel: Parallel, framework: Framework, stage: int, *, draft: bool, marlin: bool
 ) -> Iterator[Matrix]:
     """Every weight of one GPU of a stage, names as in a checkpoint without `model.`."""
-    sizes = stage_sizes(len(arch.layers), parallel.pp)
+    sizes = stage_sizes(len(arch.layers), parallel.pp, framework)
     first = sum(sizes[:stage])
     for index in range(first, first + sizes[stage]):
         for matrix in layer_matrices(arch.layers[index], arch.hidden, parallel, marlin=marlin):
@@ -411,7 +411,7 @@ def _stage_bytes(
     skips = _Skips(quantization.skipped if quantization else ())
     parts: dict[Part, Fraction] = {}
     doubtful = Fraction(0)
-    for matrix in _stage_matrices(arch, parallel, stage, draft=draft, marlin=marlin):
+    for matrix in _stage_matrices(arch, parallel, framework, stage, draft=draft, marlin=marlin):
         if quantization and matrix.linear and matrix.name not in skips:
             taken = matrix.elements * bits / 8
             if quantization.named_only and matrix.part in {"attention", "state"}:
@@ -428,8 +428,8 @@ def _stage_bytes(
         doubtful += UNKNOWN_POSITIONS * arch.rope_dim * width * arch.rope_factor
         notes.append("rotary table not counted: the context length is not known")
     if mxfp4 and expert_kernel is None:
-        padded = _stage_matrices(arch, parallel, stage, draft=draft, marlin=True)
-        plain = _stage_matrices(arch, parallel, stage, draft=draft, marlin=False)
+        padded = _stage_matrices(arch, parallel, framework, stage, draft=draft, marlin=True)
+        plain = _stage_matrices(arch, parallel, framework, stage, draft=draft, marlin=False)
         doubtful += _expert_elements(padded) * bits / 8 - _expert_elements(plain) * bits / 8
         notes.append("experts may be padded by their kernel")
     vision = Fraction(0)
