@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
+from typing import Final
 
 from memledger.units import GIB, KIB, MIB
 
@@ -17,13 +19,16 @@ def gib(size: int) -> str:
 
 
 def gib_about(size: int) -> str:
-    """Bytes as GiB for a sentence: one decimal from 10 GiB up (`115.4 GiB`), two below, with the unit."""
+    """Bytes as GiB for a sentence: one decimal from 10 GiB up (`115.4 GiB`), two below, with the unit.
+
+    Engines print GiB with two decimals: a smaller unit would show digits that no line holds.
+    """
     value = abs(size) / GIB
     if value >= 9.995:
         return f"{size / GIB:,.1f} GiB"
-    if value >= 0.095:
-        return f"{size / GIB:.2f} GiB"
-    return amount(size)
+    if 0 < value < 0.005:
+        return "less than 0.005 GiB" if size > 0 else "-0.00 GiB"
+    return f"{size / GIB:.2f} GiB"
 
 
 def tolerance(size: int, plus_minus: str = "±") -> str:
@@ -46,7 +51,11 @@ def signed_or_zero(size: int) -> str:
 
 
 def amount(size: int) -> str:
-    """Bytes in the unit that suits them: `64 KiB`, `146.8 MiB`, `2.10 GiB`."""
+    """Bytes in the unit that suits them: `64 KiB`, `146.8 MiB`, `2.10 GiB`; hundredths of a GiB stay such: `0.02 GiB`."""
+    hundredths = round(size * 100 / GIB)
+    if 0 < abs(hundredths) < 100 and abs(hundredths * GIB - size * 100) <= 100:
+        # It was printed in GiB with two decimals: 20.5 MiB would be finer than what the line says.
+        return f"{hundredths / 100:.2f} GiB"
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(size) >= unit:
             value = size / unit
@@ -92,16 +101,44 @@ def percent(fraction: float, digits: int = 0) -> str:
     return f"{text} %"
 
 
-def duration(start: str | None, end: str | None) -> str | None:
-    """The time between two ISO times in words (`6 h`, `14 min`, `38 s`); None where one is missing or they do not compare."""
+def share(fraction: float, sign: str) -> str:
+    """A share with one decimal for a column: `36.3%`; never `-0.0%`."""
+    text = f"{fraction * 100:.1f}"
+    return f"{'0.0' if text == '-0.0' else text}{sign}"
+
+
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|[KMGT]?i?B)(?![\w/]))")
+
+
+def glued(text: str) -> str:
+    """`text` with a no-break space between a number and its unit, for wrapping."""
+    return _UNIT.sub("\xa0", text)
+
+
+def seconds_between(start: str | None, end: str | None) -> float | None:
+    """Seconds between two ISO times; None where one is missing or they do not compare.
+
+    Both may be without a year (`--07-09T21:34:56`, as vLLM prints them); an end in January after a start in December is
+    the next year's.
+    """
     if start is None or end is None:
         return None
+    yearless = start.startswith("--") and end.startswith("--")
+    # 2000 is a leap year: 29 February is a date.
+    years = ("2000-", "2001-" if start[2:4] == "12" and end[2:4] == "01" else "2000-") if yearless else ("", "")
     try:
-        seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+        first, last = (
+            datetime.fromisoformat(year + (time[2:] if year else time))
+            for year, time in zip(years, (start, end), strict=True)
+        )
+        seconds = (last - first).total_seconds()
     except (ValueError, TypeError):
         return None
-    if seconds < 0:
-        return None
+    return seconds if seconds >= 0 else None
+
+
+def duration(seconds: float) -> str:
+    """A time in words: `6 h`, `14 min`, `38 s`."""
     for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size or (seconds >= size and name == "h"):
             return f"{seconds / size:.0f} {name}"

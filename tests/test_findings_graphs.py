@@ -26,7 +26,7 @@ class TestEstimate:
         finding = found(vllm(card(2.44, 0.03), memory_fraction=0.9), "ML601")
         assert finding.severity == "warning"
         assert (
-            "2.44 GiB of the budget was set aside for CUDA graphs, and they took 30.7 MiB: 2.41 GiB stay idle"
+            "2.44 GiB of the budget was set aside for CUDA graphs, and they took 0.03 GiB: 2.41 GiB stay idle"
             in finding.text
         )
         (remedy,) = finding.remedies
@@ -67,7 +67,7 @@ class TestEstimate:
     def test_too_small(self):
         finding = found(vllm(card(0.1, 1.62, reserve=7.0)), "ML602")
         assert finding.severity == "note"
-        assert "took 1.62 GiB, and the budget allowed for 102.4 MiB: 1.52 GiB lie outside it" in finding.text
+        assert "took 1.62 GiB, and the budget allowed for 0.10 GiB: 1.52 GiB lie outside it" in finding.text
         assert found(vllm(card(0.1, 1.62, reserve=0.4)), "ML602").severity == "warning"
         assert found(vllm(card(0.1, 0.49)), "ML602") is None
 
@@ -112,7 +112,7 @@ class TestActivations:
 
 class TestHeadroom:
     def test_next_to_nothing_is_left(self):
-        assert "Only 153.6 MiB (1 % of the card) is left outside the pools" in (
+        assert "Only 0.15 GiB (1 % of the card) is left outside the pools" in (
             found(vllm(worker(23.6, kv_cache__pool=0.8, reserve=0.15)), "ML605").text
         )
         assert "--mem-fraction-static" in found(sglang(worker(23.6, kv_cache__k=4.0, free=0.4)), "ML605").text

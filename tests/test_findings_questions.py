@@ -181,7 +181,9 @@ def test_8_a_ratio_for_long_context_starves_concurrency(ask):
     found, _ = ask(
         sglang_hybrid(slots=20, running=4, asked=64, per_request=5, conv=0.06, ssm=2.95, tokens=574619, half=17.54)
     )
-    assert "20 slots at 5 a request. --max-mamba-cache-size 320 would serve all 64." in found["ML103"].text
+    assert "20 slots at 5 a request." in found["ML103"].text
+    # 320 slots would take more than the KV cache has: no number is advised.
+    assert found["ML103"].remedies == ()
 
 
 def test_10_a_fixed_host_cache_is_taken_twice(ask):
@@ -213,7 +215,7 @@ def test_14_the_check_passes_and_capture_finds_no_room(ask):
         oom("136.00 MiB", "22.36 GiB", "120.88 MiB", when="11-02 10:13:00"),
     )
     assert (
-        "only their estimate of 112.6 MiB was kept for them (it is made with a tiny pool) at --gpu-memory-utilization 0.98"
+        "only their estimate of 0.11 GiB was kept for them (it is made with a tiny pool) at --gpu-memory-utilization 0.98"
         in found["ML204"].text
     )
     assert text.index("ML204") < text.index("\nGPU 0")
@@ -227,7 +229,7 @@ def test_16_the_estimate_costs_a_large_part_of_the_pool(ask):
         pool(7.5, 245840, 32768, 7.5),
         graph_pool(0.5, 16.0),
     )
-    assert "16.0 GiB of the budget was set aside for CUDA graphs, and they took 512 MiB: 15.5 GiB stay idle" in (
+    assert "16.0 GiB of the budget was set aside for CUDA graphs, and they took 0.50 GiB: 15.5 GiB stay idle" in (
         found["ML601"].text
     )
     assert found["ML601"].severity == "warning"

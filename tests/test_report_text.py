@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sample_reports import at, dense, dense_rank, gib, hybrid, rank, report
+from sample_reports import at, dense, dense_rank, gib, hybrid, hybrid_rank, rank, report
 
 from memledger import findings
 from memledger.ledger import (
@@ -122,6 +122,55 @@ def test_an_open_ledger_says_why():
     assert "open: no free-memory reading after start-up" in output
 
 
+def test_a_gap_inside_the_tolerance_is_no_gap():
+    for left in (3.51, 3.49):
+        entries = (
+            entry("weights/model", gib(15.0), "logged", stage="weights"),
+            entry("kv_cache/k", gib(5.0), "logged", stage="pools"),
+            entry("free", gib(3.5), "logged", stage="final"),
+        )
+        base = rank(20.0 + left, [("weights", 5.0 + left), ("pools", 3.5)], entries)
+        output = text(dense(ranks=(base, msgspec.structs.replace(base, tp=1))), width=200)
+        assert "3.50 GiB are free, nothing is unexplained within the tolerance." in output
+        assert "worst" not in output
+        assert "unexplained" not in output.splitlines()[-4]
+        assert re.search(r"^unexplained .*(?<!\d)-?0\.01 .*±0\.02", output, re.MULTILINE)
+
+
+def test_accounts_of_next_to_nothing_are_not_among_the_largest():
+    entries = (
+        entry("weights/model", gib(15.0), "logged", stage="weights"),
+        entry("cuda_graphs/decode", gib(0.1), "logged", stage="graphs"),
+        entry("free", gib(8.4), "logged", stage="final"),
+    )
+    server = dense(ranks=(rank(23.5, [("weights", 8.5), ("graphs", 8.4)], entries),))
+    assert "weights hold 15.0 GiB (64 %); 8.40 GiB are free" in text(server, width=200)
+
+
+@pytest.mark.parametrize("width", range(40, 120))
+def test_no_line_begins_with_the_unit_of_a_number(width):
+    assert not re.search(r"^ *(%|GiB|MiB|KiB)", text(hybrid(), dense(), width=width), re.MULTILINE)
+
+
+class TestLogLength:
+    def head(self, server):
+        return text(server, width=160).splitlines()[0]
+
+    def test_excerpts_of_different_days_have_no_length(self):
+        pasted = hybrid(started_at="2025-05-04T10:00:00", ended_at="2025-12-12T08:44:00", span=(Span(0, 1, 40),))
+        assert "of log" not in self.head(pasted)
+        whole = msgspec.structs.replace(pasted, span=(Span(0, 1, 60000),))
+        assert "222 days of log" in self.head(whole)
+
+    def test_times_without_a_year_have_one(self):
+        assert "06-16 14:13:11, 50 min of log" in self.head(
+            hybrid(started_at="--06-16T14:13:11", ended_at="--06-16T15:03:11")
+        )
+
+    def test_no_time_at_all_is_no_length(self):
+        assert "of log" not in self.head(hybrid(ended_at="2026-09-09T11:57:18"))
+
+
 class TestFolding:
     def ranks(self, *weights):
         return tuple(dense_rank(tp, w) for tp, w in enumerate(weights))
@@ -130,7 +179,7 @@ class TestFolding:
         output = text(dense(ranks=self.ranks(15.0, 15.0, 15.03, 15.0), config={"tp_size": 4}))
         assert output.count("weights  ") == 1
         assert "TP0-TP3, " in output
-        assert "the 4 ranks differ by at most 30.7 MiB (weights)" in output
+        assert "the 4 ranks differ by at most 0.03 GiB (weights)" in output
 
     def test_a_rank_that_differs_has_a_table_of_its_own(self):
         output = text(dense(ranks=self.ranks(15.0, 15.0, 12.0, 15.0), config={"tp_size": 4}))
@@ -150,6 +199,38 @@ class TestFolding:
     def test_a_rank_that_is_not_there_is_an_error_that_names_those_that_are(self):
         with pytest.raises(LookupError, match="no rank 'TP9': the log has TP0, TP1"):
             text(dense(ranks=self.ranks(15.0, 15.0)), options=Options(rank="TP9"))
+
+    def test_the_first_sentence_is_about_the_ranks_asked_for(self):
+        server = dense(ranks=self.ranks(15.0, 15.0, 12.0, 15.0), config={"tp_size": 4})
+        assert "on TP2, " in text(server)
+        assert "free at the start on TP1, weights hold 15.0 GiB" in text(server, options=Options(rank="TP1"), width=200)
+
+    def test_a_finding_about_another_rank_gives_way_to_what_it_says_of_this_one(self):
+        crowded = [
+            rank(
+                80.0,
+                [("init", 80.0 - used), ("weights", 65.0 - used), ("final", 65.0 - used)],
+                (
+                    entry("in_use_at_start", gib(used), "derived", stage="init"),
+                    entry("weights/model", gib(15.0), "logged", stage="weights"),
+                    entry("free", gib(65.0 - used), "logged", stage="final"),
+                ),
+                tp=tp,
+                base="device",
+            )
+            for tp, used in enumerate((30.0, 20.0, 1.0))
+        ]
+        server = dense(ranks=tuple(crowded), config={"tp_size": 3})
+        assert "30.0 GiB on TP0 was in use" in text(server, width=200)
+        assert "20.0 GiB was in use" in text(server, options=Options(rank="TP1"), width=200)
+        assert "was in use" not in text(server, options=Options(rank="TP2"), width=200)
+
+    def test_ranks_of_one_label_are_told_apart_by_their_process(self):
+        server = dense(ranks=tuple(dense_rank(0, 15.0, pid=pid) for pid in (101, 102, 103)), config={"dp_size": 3})
+        assert "TP0 (3 ranks, pid 101 ... 103), shown TP0 (pid 101)" in text(server)
+        assert re.search(r"^TP0 \(pid 102\)", text(server, options=Options(rank="pid 102")), re.MULTILINE)
+        with pytest.raises(LookupError, match=re.escape("the log has TP0 (pid 101), TP0 (pid 102)")):
+            text(server, options=Options(rank="TP5"))
 
     def test_label_ranges(self):
         assert number_ranges("TP", [0, 1, 2, 3, 5, 8]) == "TP0-TP3, TP5, TP8"
@@ -212,12 +293,80 @@ class TestFacts:
         output = text(dense(failures=(failure,)))
         assert "line 77: torch.OutOfMemoryError: CUDA out of memory." in output
 
+    def test_a_failure_row_begins_with_the_exception_and_reaches_its_numbers(self):
+        line = (
+            "2026-03-10T22:25:00.000000032Z stdout F (Worker_TP1 pid=121) ERROR 03-10 22:27:01 [multiproc_executor.py:827] "
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.31 GiB. GPU 1 has a total capacity of 79.18 GiB "
+            "of which 877.25 MiB is free. Including non-PyTorch memory, this process has 78.31 GiB memory in use. " * 3
+        )
+        output = text(dense(failures=(Failure("decode", "serving", {}, at(77, line[:400])),)), width=100)
+        rows = output[output.index("failed ") :].splitlines()
+        assert rows[0].startswith(
+            "failed     line 77: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.31 GiB."
+        )
+        assert "877.25 MiB is free" in " ".join(rows[:3])
+        assert sum(row.startswith("           ") for row in rows[1:]) <= 2
+
+    def test_a_failure_row_is_not_the_head_of_a_traceback(self):
+        head = Failure(
+            "scheduler_exception",
+            "pools",
+            {},
+            at(5, "[2026-09-20 02:00:23] Scheduler hit an exception: Traceback (most recent call last):"),
+        )
+        cause = Failure(
+            "kv_too_small", "pools", {}, at(11, "ValueError: Loaded weights leave no room. Raise it above 0.677.")
+        )
+        output = text(dense(failures=(head, cause)))
+        assert "line 11: ValueError: Loaded weights leave no room. Raise it above 0.677." in output
+        assert "Traceback" not in output
+        assert "Scheduler hit an exception: Traceback" in text(dense(failures=(head,)))
+
+    def test_the_same_failure_of_several_ranks_is_one_row(self):
+        failures = tuple(
+            Failure(
+                "decode",
+                "serving",
+                {"pid": tp},
+                at(
+                    70 + tp,
+                    f"(Worker_TP{tp} pid={tp}) ERROR 03-10 22:27:01 [x.py:827] RuntimeError: rank {tp} is out of memory",
+                ),
+            )
+            for tp in range(4)
+        )
+        output = text(dense(failures=failures), width=140)
+        assert output.count("RuntimeError") == 1
+        assert "line 70: RuntimeError: rank 0 is out of memory (and 3 more like it)" in output
+
     def test_unread_lines_are_counted_and_shown_on_request(self):
         unread = Unrecognized(2, (Evidence(0, 5, "New pool: 3.50 GB"),))
         assert "2 memory-like lines not understood (--unrecognized)" in text(dense(), unrecognized=unread)
         shown = text(dense(), unrecognized=unread, options=Options(unrecognized=True))
         assert "line 5: New pool: 3.50 GB" in shown
         assert "... and 1 more" in shown
+
+    def test_the_card_is_asked_for_only_where_it_would_tell_something(self):
+        def advice(server, **options):
+            return re.findall(r"^next +(.*)$", text(server, options=Options(**options), width=160), re.MULTILINE)
+
+        assert advice(dense()) == ["memledger explain --gpu-total SIZE (the card's size or name)"]
+        assert advice(dense(), gpu_total=True) == []
+        named = dense(ranks=(dense_rank(gpu=Gpu(kind="cuda", name="NVIDIA GeForce RTX 4090")),))
+        assert advice(named) == ["memledger explain --gpu-total 4090"]
+        larger = dense(ranks=(dense_rank(opening=44.0, gpu=Gpu(kind="cuda", name="NVIDIA GeForce RTX 4090")),))
+        assert advice(larger) == []
+        host = Rank(tp=0, entries=(entry("host/kv_cache", gib(9.0), "logged"),))
+        assert advice(dense(ranks=(host,))) == []
+
+    def test_the_peaks_and_the_opening_have_their_lines(self):
+        base = hybrid_rank()
+        opened = msgspec.structs.replace(base, residual=msgspec.structs.replace(base.residual, evidence=at(23)))
+        usage = msgspec.structs.replace(hybrid().usage, evidence=(*at(91), *at(349)))
+        output = text(hybrid(ranks=(opened,), usage=usage), options=Options(evidence=True))
+        assert re.search(r"^free at the start +78\.48 +100\.0% +23 ", output, re.MULTILINE)
+        assert "line 23: text of line 23" in output
+        assert "line 349: text of line 349" in output
 
     def test_evidence_prints_the_lines(self):
         assert "line 88: text of line 88" in text(hybrid(), options=Options(evidence=True))

@@ -28,7 +28,9 @@ def test_gib(size, text):
     [
         (round(115.36 * GIB), "115.4 GiB"),
         (round(6.29 * GIB), "6.29 GiB"),
-        (35 * MIB, "35 MiB"),
+        (35 * MIB, "0.03 GiB"),
+        (MIB, "less than 0.005 GiB"),
+        (0, "0.00 GiB"),
         (round(9.996 * GIB), "10.0 GiB"),
     ],
 )
@@ -37,7 +39,8 @@ def test_gib_in_a_sentence(size, text):
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(512, "512 B"), (64 * KIB, "64 KiB"), (round(146.8 * MIB), "146.8 MiB"), (3 * GIB, "3 GiB")]
+    ("size", "text"),
+    [(0, "0 B"), (512, "512 B"), (64 * KIB, "64 KiB"), (round(146.8 * MIB), "146.8 MiB"), (3 * GIB, "3 GiB")],
 )
 def test_amount(size, text):
     assert words.amount(size) == text
@@ -89,13 +92,35 @@ def test_a_share_never_becomes_nothing(fraction, digits, text):
         ("2026-09-09T11:57:18", "2026-09-09T12:11:18", "14 min"),
         ("2026-09-09T11:57:18", "2026-09-12T11:57:18", "3 days"),
         ("2026-09-09T11:57:18", "2026-09-08T11:57:18", None),
-        ("--09-09T11:57:18", "--09-09T12:57:18", None),
+        ("--09-09T11:57:18", "--09-09T12:57:18", "1 h"),
+        ("--12-31T23:00:00", "--01-01T01:00:00", "2 h"),
+        ("--02-28T00:00:00", "--02-29T00:00:00", "24 h"),
+        ("--03-01T00:00:00", "--02-29T00:00:00", None),
+        ("--09-09T11:57:18", "2026-09-09T12:57:18", None),
         ("2026-09-09T11:57:18", "2026-09-09T11:57:18+00:00", None),
+        ("2026-09-09", "yesterday", None),
         (None, "2026-09-09T11:57:18", None),
     ],
 )
 def test_durations(start, end, text):
-    assert words.duration(start, end) == text
+    seconds = words.seconds_between(start, end)
+    assert (None if seconds is None else words.duration(seconds)) == text
+
+
+def test_a_figure_printed_in_gib_is_not_shown_in_a_finer_unit():
+    assert words.amount(round(0.02 * GIB)) == "0.02 GiB"
+    assert words.amount(-round(0.87 * GIB)) == "-0.87 GiB"
+    assert words.amount(20 * MIB) == "20 MiB"
+    assert words.amount(round(877.25 * MIB)) == "877.2 MiB"
+
+
+def test_a_number_stays_with_its_unit():
+    assert words.glued("weights 15.0 GiB (64 %), 3 requests") == "weights 15.0\xa0GiB (64\xa0%), 3 requests"
+
+
+@pytest.mark.parametrize(("fraction", "text"), [(0.363, "36.3%"), (-0.0001, "0.0%"), (0.0, "0.0%"), (-0.02, "-2.0%")])
+def test_a_share_in_a_column_has_no_minus_zero(fraction, text):
+    assert words.share(fraction, "%") == text
 
 
 @given(st.integers(-(2**50), 2**50))

@@ -72,7 +72,9 @@ def idle_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     much = idle * slot_bytes >= LARGE_SHARE * (opening(rank) or 0)
     severity: Severity = "warning" if much and running > 1 else "note"
     remedies = () if remedy is None else (remedy,)
-    return Finding("ML101", "state slots idle", severity, idle * slot_bytes, text, _state_evidence(rank), remedies)
+    # The first line of the peaks is that of the running requests, which the text speaks of.
+    evidence = (*_state_evidence(rank), *server.usage.evidence[:1])
+    return Finding("ML101", "state slots idle", severity, idle * slot_bytes, text, evidence, remedies)
 
 
 def _idle_unknown_share(
@@ -158,6 +160,7 @@ def capped_by_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
         f"{n.count(slots)} slots at {per_request} a request."
     )
     severity: Severity = "info"
+    remedies: tuple[Remedy, ...] = ()
     if capped and asked is not None:
         peak = server.usage.peak_running_requests
         if peak is not None and peak < running:
@@ -165,8 +168,13 @@ def capped_by_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
             text += f" At most {n.count(peak)} ran, so the cap was not reached."
         else:
             severity = "warning" if running <= asked // 2 else "note"
-            text += f" {FLAG} {asked * per_request} would serve all {n.count(asked)}."
-    return Finding("ML103", "running requests capped by state slots", severity, 0, text, _state_evidence(rank))
+            remedy = _larger_pool(server, rank, asked * per_request - slots, asked * per_request)
+            if remedy is not None:
+                remedies = (remedy,)
+                text += f" {_larger_words(rank, remedy, asked)}"
+    return Finding(
+        "ML103", "running requests capped by state slots", severity, 0, text, _state_evidence(rank), remedies
+    )
 
 
 def beyond_the_cap(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
@@ -293,6 +301,36 @@ def _smaller_pool(
     if any(e.account.startswith("recurrent_state/speculative") for e in rank.entries):
         basis += "; speculative states go by running requests and shrink as well"
     return Remedy((FLAG, str(wanted)), tuple(effects), basis)
+
+
+def _larger_pool(server: Server, rank: Rank, more: int, wanted: int) -> Remedy | None:
+    """A pool for all requests asked for, paid with KV tokens; None where that is not known or leaves no KV cache."""
+    speculative = any(e.account.startswith("recurrent_state/speculative") for e in rank.entries)
+    if more <= 0 or several_engines(server) or not _flag_works(server) or speculative:
+        return None
+    cost, per_token, tokens = more * _bytes_per_slot(rank), _bytes_per_token(rank), rank.capacity.kv_tokens
+    if not per_token or not tokens or cost // per_token >= tokens:
+        return None
+    effects = (
+        Effect(account="recurrent_state", bytes=cost),
+        Effect(account="kv_cache", bytes=-cost),
+        Effect(capacity="kv_tokens", change=-(cost // per_token)),
+        Effect(capacity="state_slots", change=more),
+    )
+    basis = (
+        f"derived: {more} slots x {n.amount(_bytes_per_slot(rank))}, over {n.amount(per_token)} per KV token, "
+        "both from the sizes in the log"
+    )
+    return Remedy((FLAG, str(wanted)), effects, basis)
+
+
+def _larger_words(rank: Rank, remedy: Remedy, requests: int) -> str:
+    change = next(e.change or 0 for e in remedy.effects if e.capacity == "kv_tokens")
+    tokens = rank.capacity.kv_tokens or 0
+    return (
+        f"{' '.join(remedy.flags)} serves all {n.count(requests)}, at {n.count_short(tokens + change)} KV tokens instead of "
+        f"{n.count_short(tokens)}."
+    )
 
 
 def _flag_works(server: Server) -> bool:

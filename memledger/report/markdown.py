@@ -10,7 +10,7 @@ from typing import Final
 from memledger import words as n
 from memledger.ledger import Report
 from memledger.report.text import line_numbers
-from memledger.report.view import Options, Row, Table, View, build, choose_servers, other_starts, where
+from memledger.report.view import Fact, Options, Row, Table, View, build, choose_servers, other_starts, where
 from memledger.sanitize import clean
 
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~])")
@@ -34,6 +34,7 @@ def render(report: Report, options: Options | None = None) -> str:
         blocks.append(
             _details(f"{n.plural(report.unrecognized.count, 'memory-like line')} not understood", _code(lines))
         )
+    blocks.append(f"<sub>memledger {escape(report.version)}, from {escape(_inputs(report))}</sub>")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -51,13 +52,16 @@ def _server(view: View, report: Report) -> list[str]:
     blocks += [_table(table, len(report.inputs) > 1) for table in view.tables]
     if view.more_ranks:
         blocks.append(_details("More ranks", _code(view.more_ranks)))
-    facts = [(name, text) for name, text in view.facts if name != "next"]
-    if facts:
-        blocks.append("\n".join(f"- {name}: {escape(text)}" for name, text in facts))
+    if view.facts:
+        blocks.append("\n".join(map(_fact, view.facts)))
     if view.evidence:
         blocks.append(_details("Log lines", _code([f"{where(e, report)}: {clean(e.text)}" for e in view.evidence])))
-    blocks.append(f"<sub>memledger {escape(report.version)}, from {escape(_inputs(report))}</sub>")
     return blocks
+
+
+def _fact(fact: Fact) -> str:
+    code = f" `{fact.code}`" if fact.code else ""
+    return f"- {fact.name}: {escape(fact.text)}{code}"
 
 
 def _inputs(report: Report) -> str:
@@ -78,7 +82,7 @@ def _cells(row: Row, many: bool) -> Sequence[str]:
     strong = row.kind in {"opening", "total"} or row.kind == "unexplained"
     label = f"**{escape(row.label)}**" if strong else escape(row.label)
     basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
-    share = "" if row.share is None else f"{row.share * 100:.1f} %"
+    share = "" if row.share is None else n.share(row.share, " %")
     size = "?" if row.bytes is None else n.signed_or_zero(row.bytes) if row.kind == "unexplained" else n.gib(row.bytes)
     return (
         label,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from memledger import words as n
 from memledger.ledger import Evidence, Report
-from memledger.report.view import Cause, Options, Row, Table, View, build, choose_servers, other_starts, where
+from memledger.report.view import Cause, Fact, Options, Row, Table, View, build, choose_servers, other_starts, where
 from memledger.sanitize import clean
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -20,6 +20,7 @@ _ASCII: Final = str.maketrans(
 )
 _BAR: Final = re.compile(r"(?<=  )[▏▎▍▌▋▊▉█]+(?=  )|(?<=  )#+(?=  )")
 _FACT_WIDTH: Final = 9
+MOST_FAILURE_LINES: Final = 3
 LEAST_NOTE: Final = 18
 """Where a note would get fewer columns than this it stands below its row."""
 LEAST_WIDTH: Final = 40
@@ -68,9 +69,9 @@ def _server(view: View, report: Report, style: Style) -> list[str]:
         lines += ["", *(_shorten(line, style.width) for line in view.more_ranks)]
     if view.facts:
         lines.append("")
-        for i, (name, text) in enumerate(view.facts):
-            again = i > 0 and view.facts[i - 1][0] == name
-            lines += _fact("" if again else name, text, style)
+        for i, fact in enumerate(view.facts):
+            again = i > 0 and view.facts[i - 1].name == fact.name
+            lines += _fact(fact, style, again=again)
     if view.evidence:
         lines += ["", *_evidence_lines(view.evidence, report)]
     return lines
@@ -78,14 +79,21 @@ def _server(view: View, report: Report, style: Style) -> list[str]:
 
 def _wrap_parts(header: str, width: int) -> list[str]:
     """The header in lines that break between its parts (and within one only where it is wider than the line)."""
-    glued = " · ".join(part.replace(" ", "\xa0") for part in header.split(" · "))
-    return [line.replace("\xa0", " ") for line in textwrap.wrap(glued, width, break_on_hyphens=False)]
+    return _wrap(" · ".join(part.replace(" ", "\xa0") for part in header.split(" · ")), width)
+
+
+def _wrap(text: str, width: int, first: str = "", later: str = "", **how: Any) -> list[str]:
+    """`text` in lines of at most `width`, after `first` and `later`; a number keeps its unit."""
+    lines = textwrap.wrap(
+        n.glued(text), width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False, **how
+    )
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _cause(cause: Cause, style: Style) -> list[str]:
     colour = {"error": "red", "warning": "yellow"}.get(cause.severity, "")
     code = f"[{cause.code}]" if cause.code else ""
-    lines = textwrap.wrap(cause.text, style.width, break_on_hyphens=False, break_long_words=False) or [""]
+    lines = _wrap(cause.text, style.width, break_long_words=False) or [""]
     if code:
         if len(lines[-1]) + 2 + len(code) <= style.width:
             lines[-1] += " " * (style.width - len(lines[-1]) - len(code)) + code
@@ -94,16 +102,12 @@ def _cause(cause: Cause, style: Style) -> list[str]:
     return [_paint(line, colour, style) for line in lines]
 
 
-def _fact(name: str, text: str, style: Style) -> list[str]:
-    indent = " " * (_FACT_WIDTH + 2)
-    return textwrap.wrap(
-        text,
-        style.width,
-        initial_indent=name.ljust(_FACT_WIDTH) + "  ",
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+def _fact(fact: Fact, style: Style, *, again: bool) -> list[str]:
+    text = f"{fact.text} [{fact.code}]" if fact.code else fact.text
+    # A failing line may go on for ever; what it says is at its beginning.
+    limits = {"max_lines": MOST_FAILURE_LINES, "placeholder": " …"} if fact.name == "failed" else {}
+    head = ("" if again else fact.name).ljust(_FACT_WIDTH) + "  "
+    return _wrap(text, style.width, head, " " * (_FACT_WIDTH + 2), break_long_words=False, **limits)
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -147,7 +151,7 @@ def _aligned(cell: Sequence[str], drawing: str, widths: Sequence[int], bar: int)
 
 def _indented(text: str, style: Style, depth: int) -> list[str]:
     blank = " " * depth
-    return textwrap.wrap(text, style.width, initial_indent=blank, subsequent_indent=blank, break_on_hyphens=False)
+    return _wrap(text, style.width, blank, blank)
 
 
 def _bar_width(rest: int, longest_note: int) -> int:
@@ -161,9 +165,8 @@ def _bar_width(rest: int, longest_note: int) -> int:
 
 def _cells(row: Row, style: Style, many: bool) -> list[str]:
     basis = n.tolerance(row.tolerance) if row.kind == "unexplained" else row.basis
-    share = "" if row.share is None else f"{row.share * 100:.1f}%"
+    share = "" if row.share is None else n.share(row.share, "%")
     size = "?" if row.bytes is None else n.signed_or_zero(row.bytes) if row.kind == "unexplained" else n.gib(row.bytes)
-    share = "0.0%" if share == "-0.0%" else share
     return [row.label, size, share, basis if style.unicode else basis.translate(_ASCII), line_numbers(row.lines, many)]
 
 
@@ -187,7 +190,7 @@ def _draw(row: Row, top: float, width: int, style: Style) -> str:
 
 
 def _fit_note(note: str, width: int) -> list[str]:
-    return textwrap.wrap(note, width, break_on_hyphens=False, break_long_words=True) or [""]
+    return _wrap(note, width) or [""]
 
 
 # ------------------------------------------------------------------------------------------------------------- colours

@@ -50,9 +50,13 @@ STAGE_WORDS: Final = {
     "final": "after capture",
 }
 _SNAPSHOT: Final = re.compile(r"[0-9a-f]{32,64}|snapshots")
+TELLING_SHARE: Final = 0.01
+"""Share of the opening from which an account is named in the first sentence."""
 ALIKE_SHARE: Final = 0.01
 """Ranks are shown as one table when every row differs by no more than its tolerance or this share of the opening."""
 MOST_TABLES: Final = 4
+LONGEST_SILENCE_SECONDS: Final = 3600
+"""On average between two lines of a log that is one piece: servers print something for every health check or scrape."""
 _STATE_WORDS: Final = {"starting": "starting", "serving": "serving", "failed": "failed", "stopped": "stopped"}
 _FRAMEWORKS: Final = {"sglang": "SGLang", "vllm": "vLLM"}
 _SUBJECTS: Final = {
@@ -126,8 +130,16 @@ class View(msgspec.Struct, frozen=True):
     cause: tuple[Cause, ...]
     tables: tuple[Table, ...]
     more_ranks: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
+    facts: tuple[Fact, ...]
     evidence: tuple[Evidence, ...]
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """One line below the tables: its name, what it says, and the code of the finding that says it."""
+
+    name: str
+    text: str
+    code: str | None = None
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -193,9 +205,16 @@ def choose_ranks(server: Server, label: str | None) -> list[Rank]:
     wanted = set(label.upper().replace(",", " ").replace("PID ", "PID").split())
     found = [r for r in server.ranks if wanted <= _rank_words(r)]
     if not found:
-        known = ", ".join(r.label for r in server.ranks[:12]) + (" ..." if len(server.ranks) > 12 else "")
+        names = list(dict.fromkeys(rank_name(server, r) for r in server.ranks))
+        known = ", ".join(names[:12]) + (" ..." if len(names) > 12 else "")
         raise LookupError(f"no rank {label!r}: the log has {known or 'no ranks'}")
     return found
+
+
+def rank_name(server: Server, rank: Rank) -> str:
+    """The rank's label; with its process where others carry the same one (data-parallel engines that do not say which)."""
+    again = rank.pid is not None and sum(r.label == rank.label for r in server.ranks) > 1
+    return f"{rank.label} (pid {rank.pid})" if again else rank.label
 
 
 def _rank_words(rank: Rank) -> set[str]:
@@ -222,15 +241,31 @@ def build(report: Report, index: int, options: Options) -> View:
     shown = telling[:MOST_TABLES]
     rest = [g for g in groups if g not in shown]
     tables = [t for group in shown for t in _tables(server, group)]
+    spoken = _about(server, ranks)
     return View(
         index=index,
         header=header(report, index),
-        cause=causes(server),
+        cause=causes(spoken, several=len(server.ranks) > 1),
         tables=tuple(tables),
         more_ranks=tuple(_one_line(group) for group in rest),
-        facts=tuple(_facts(report, index, options)),
-        evidence=tuple(_evidence(server, ranks)) if options.evidence else (),
+        facts=tuple(_facts(spoken, report, options)),
+        evidence=tuple(_evidence(spoken)) if options.evidence else (),
     )
+
+
+def _about(server: Server, ranks: Sequence[Rank]) -> Server:
+    """The server as far as the shown ranks go: a finding that speaks of another rank says what it says of these."""
+    if len(ranks) == len(server.ranks):
+        return server
+    from memledger.findings import find
+
+    narrowed = msgspec.structs.replace(server, ranks=tuple(ranks), findings=())
+    mine = {r.label for r in ranks}
+    others = sorted({r.label for r in server.ranks} - mine, key=len, reverse=True)
+    named = re.compile(rf"\b(?:{'|'.join(map(re.escape, others))})\b") if others else None
+    again = {f.code: f for f in find(narrowed)} if named is not None else {}
+    kept = [again.get(f.code) if named is not None and named.search(f.text) else f for f in server.findings]
+    return msgspec.structs.replace(narrowed, findings=tuple(f for f in kept if f is not None))
 
 
 def header(report: Report, index: int) -> str:
@@ -246,11 +281,20 @@ def header(report: Report, index: int) -> str:
     if server.started_at is not None:
         parts.append(clean(server.started_at, 40).replace("T", " ").removeprefix("--"))
     tail = []
-    if (span := n.duration(server.started_at, server.ended_at)) is not None:
+    if (span := log_length(server)) is not None:
         tail.append(f"{span} of log")
     count = len(report.servers)
     tail.append(n.plural(count, "start") if count == 1 else f"start {index + 1} of {count}")
     return ", ".join([" · ".join(parts), *tail])
+
+
+def log_length(server: Server) -> str | None:
+    """How long the log is, in words; None where its lines can't be one piece (excerpts of different days pasted together)."""
+    length = n.seconds_between(server.started_at, server.ended_at)
+    lines = sum(span.last_line - span.first_line + 1 for span in server.span)
+    if length is None or not 1 <= length <= lines * LONGEST_SILENCE_SECONDS:
+        return None
+    return n.duration(length)
 
 
 def model_name(path: str | None) -> str | None:
@@ -287,14 +331,17 @@ def devices(server: Server) -> str:
     return text + (" in this log" if len(ranks) < least else "")
 
 
-def causes(server: Server) -> tuple[Cause, ...]:
-    """The sentences that come first: the finding that matters most, else where the memory went; and at most one more."""
+def causes(server: Server, *, several: bool | None = None) -> tuple[Cause, ...]:
+    """The sentences that come first: the finding that matters most, else where the memory went; and at most one more.
+
+    `several`: whether the log holds more ranks than one (not only those that are shown).
+    """
     chief = chief_finding(server)
     if chief is not None:
         second = _second_finding(server, chief)
         return tuple(Cause(f.text, f.code, f.severity) for f in (chief, second) if f is not None)
     balance = next((f for f in server.findings if f.code in _BALANCE_CODES), None)
-    text = plain_sentence(server)
+    text = plain_sentence(server, several=several)
     if server.state == "failed":
         why = "" if server.failures else "; no line says that memory was the reason"
         text = f"The server failed{why}. {text}"
@@ -335,7 +382,7 @@ def opening_words(rank: Rank) -> str:
     return "free at the start"
 
 
-def plain_sentence(server: Server) -> str:
+def plain_sentence(server: Server, *, several: bool | None = None) -> str:
     """Where the memory went, for the rank with the largest residual."""
     ranks = [r for r in server.ranks if r.entries]
     if not ranks:
@@ -350,7 +397,9 @@ def plain_sentence(server: Server) -> str:
         if any(e.account.startswith("host/") for e in rank.entries):
             return _host_sentence(rank)
         return "The log gives readings of free memory but names no allocation."
-    where = f" on {rank.label}" if len(server.ranks) > 1 else ""
+    # What holds next to nothing is no answer to where the memory went.
+    rows = [rows[0], *(row for row in rows[1:] if opening is None or row[1].bytes >= TELLING_SHARE * opening)]
+    where = f" on {rank_name(server, rank)}" if (len(server.ranks) > 1 if several is None else several) else ""
     subject, verb = _SUBJECTS.get(rows[0][0], (ACCOUNT_LABELS[rows[0][0]], "takes"))
     held = [_held(a, t.bytes, opening) for a, t in rows[:3]]
     held[0] = held[0].replace(subject, f"{subject} {verb}", 1)
@@ -394,6 +443,8 @@ def _remainder(rank: Rank) -> str:
         parts.append("the balance is open: " + (residual.reason or "not enough is in the log"))
     elif abs(residual.bytes) < 0.005 * GIB:
         parts.append("nothing is unexplained")
+    elif not beyond_tolerance(rank):
+        parts.append("nothing is unexplained within the tolerance")
     elif residual.bytes > 0:
         stage = worst_stage(rank)
         where = f" (most of it {STAGE_WORDS[stage.name]})" if stage is not None and residual.verdict != "closed" else ""
@@ -406,6 +457,12 @@ def _remainder(rank: Rank) -> str:
 def worst(ranks: Sequence[Rank]) -> Rank:
     """The rank with the largest residual either way; judged ranks before open ones."""
     return max(ranks, key=lambda r: (r.residual.verdict != "open", abs(r.residual.bytes or 0)))
+
+
+def beyond_tolerance(rank: Rank) -> bool:
+    """Whether more (or less) than the rounding of the figures remains: a gap inside the tolerance is none."""
+    residual = rank.residual
+    return abs(residual.bytes or 0) > max(residual.tolerance_bytes or 0, 0.005 * GIB)
 
 
 def worst_stage(rank: Rank) -> Stage | None:
@@ -478,21 +535,22 @@ def _title(server: Server, group: Sequence[Rank]) -> tuple[str, tuple[str, ...]]
     remarks = []
     if spread >= 0.005 * GIB:
         remarks.append(
-            f"the {len(group)} ranks differ by at most {n.amount(spread)} ({ACCOUNT_LABELS[spread_account]})"
+            f"the {len(group)} ranks differ by at most {n.gib_about(spread)} ({ACCOUNT_LABELS[spread_account]})"
         )
     else:
         remarks.append(f"the {len(group)} ranks are alike")
-    if residuals and max(residuals) - min(residuals) >= 0.005 * GIB:
+    any_beyond = any(map(beyond_tolerance, group))
+    if any_beyond and max(residuals) - min(residuals) >= 0.005 * GIB:
         remarks.append(f"unexplained {n.signed_gib(min(residuals))} to {n.signed_gib(max(residuals))} GiB")
-    which = "worst" if any(abs(size) >= 0.005 * GIB for size in residuals) else "shown"
-    return f"{labels}, {which} {rank.label}", (", ".join(remarks),)
+    which = "worst" if any_beyond else "shown"
+    return f"{labels}, {which} {rank_name(server, rank)}", (", ".join(remarks),)
 
 
 def rank_title(server: Server, rank: Rank) -> str:
     """`GPU 0` where there is one rank, else its label; a CPU worker is one."""
     if len(server.ranks) > 1:
         host = f" on {clean(rank.host, 60)}" if rank.host else ""
-        return rank.label + host
+        return rank_name(server, rank) + host
     if rank.gpu.kind == "cpu":
         return "CPU"
     word = {"npu": "NPU", "xpu": "XPU"}.get(rank.gpu.kind or "", "GPU")
@@ -503,7 +561,9 @@ def label_range(group: Sequence[Rank]) -> str:
     """`TP0-TP7`, `PP0 TP0-TP1, PP1 TP0-TP1`, `DP0 TP0 ... DP7 TP7 (8 ranks)`: the ranks of a table in few words."""
     labels = [r.label for r in group]
     if len(group) > 1 and len(set(labels)) == 1:
-        return f"{labels[0]} ({len(group)} ranks)"
+        pids = [r.pid for r in group if r.pid is not None]
+        which = f", pid {pids[0]} ... {pids[-1]}" if len(pids) > 1 else ""
+        return f"{labels[0]} ({len(group)} ranks{which})"
     keys = [(r.dp, r.pp, r.tp) for r in group]
     if len(set(keys)) == len(keys) and all(r.tp is not None for r in group):
         # The expert rank adds nothing where the others tell the ranks apart.
@@ -611,7 +671,9 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
     if free_row is not None:
         rows.append(free_row)
     if opening is not None:
-        rows.append(Row("opening", "opening", opening_words(rank), opening, 0, 1.0, "", (), verdict_words(rank)))
+        rows.append(
+            Row("opening", "opening", opening_words(rank), opening, 0, 1.0, "", residual.evidence, verdict_words(rank))
+        )
     else:
         known = total([e.amount for e in entries])
         rows.append(
@@ -798,21 +860,22 @@ def detail_note(detail: dict[str, Any]) -> str:
 # --------------------------------------------------------------------------------------------------------------- facts
 
 
-def _facts(report: Report, index: int, options: Options) -> list[tuple[str, str]]:
-    server = report.servers[index]
-    facts = [("also", f"{f.text} [{f.code}]") for f in _other_findings(server, options)]
-    facts += [("budget", text) for text in budget_words(server)]
-    facts += [("capacity", text) for text in capacity_words(server)]
-    facts.append(("used", usage_words(server)))
-    facts += [("failed", failure_words(f, report)) for f in _distinct_failures(server)]
-    facts += [("note", clean(text, 300)) for text in server.notes]
+def _facts(server: Server, report: Report, options: Options) -> list[Fact]:
+    facts = [Fact("also", f.text, f.code) for f in _other_findings(server, options)]
+    facts += [Fact("budget", text) for text in budget_words(server)]
+    facts += [Fact("capacity", text) for text in capacity_words(server)]
+    facts.append(Fact("used", usage_words(server)))
+    facts += [Fact("failed", text) for text in failure_lines(server, report)]
+    facts += [Fact("note", clean(text, 300)) for text in server.notes]
     seen = {span.input for span in server.span}
-    facts += [("note", clean(text, 300)) for i, item in enumerate(report.inputs) if i in seen for text in item.notes]
+    facts += [
+        Fact("note", clean(text, 300)) for i, item in enumerate(report.inputs) if i in seen for text in item.notes
+    ]
     if len(report.inputs) > 1:
         named = [f"{i + 1} {clean(item.path, 120)}" for i, item in enumerate(report.inputs) if i in seen]
-        facts.append(("inputs", ", ".join(named[:8]) + (" ..." if len(named) > 8 else "")))
-    facts += _unread(report, options)
-    facts += [("next", text) for text in next_words(report, index, options)]
+        facts.append(Fact("inputs", ", ".join(named[:8]) + (" ..." if len(named) > 8 else "")))
+    facts += [Fact("unread", text) for text in _unread(report, options)]
+    facts += [Fact("next", text) for text in next_words(server, options)]
     return facts
 
 
@@ -822,6 +885,10 @@ def _other_findings(server: Server, options: Options) -> list[Finding]:
     hidden = set() if options.all_findings else {f.code for f in server.findings if f.severity == "info"}
     if options.rank is not None:
         hidden |= {"ML304"}  # compares ranks, and one was asked for
+    chief = chief_finding(server)
+    if chief is not None and chief.code == "ML201":
+        # A start that ended because of what others held says how much that is.
+        hidden |= {f.code for f in server.findings if f.code == "ML303" and f"{n.gib(f.bytes)} GiB" in chief.text}
     rest = [f for f in server.findings if f.code not in first | hidden | set(_BALANCE_CODES)]
     return sorted(rest, key=lambda f: (-SEVERITIES.index(f.severity), -abs(f.bytes)))
 
@@ -912,19 +979,46 @@ def usage_words(server: Server) -> str:
     return text
 
 
-def _distinct_failures(server: Server) -> list[Any]:
-    seen: dict[tuple[str, str], Any] = {}
+MOST_FAILURES: Final = 5
+_EXCEPTION: Final = re.compile(r"(?:\b[A-Za-z_]\w*\.)*\b[A-Za-z]\w*(?:Error|Exception)\b: ?(?=\S)")
+_BARE: Final = re.compile(r"Traceback \(most recent call last\):\s*$")
+_NUMBER: Final = re.compile(r"\d+")
+
+
+def failure_lines(server: Server, report: Report) -> list[str]:
+    """What failed, as the log says it: the exception's own text with where it stands, the same text only once."""
+    found: dict[str, list[tuple[Evidence | None, str]]] = {}
     for failure in server.failures:
-        seen.setdefault((failure.kind, failure.phase), failure)
-    return list(seen.values())[:5]
+        said: list[tuple[Evidence | None, str]] = [(e, failure_text(e.text)) for e in failure.evidence] or [
+            (None, f"{failure.kind} in {failure.phase}".replace("_", " "))
+        ]
+        line = max(said, key=lambda item: _tells(item[1]))
+        found.setdefault(_NUMBER.sub("#", line[1]), []).append((line[0], line[1]))
+    telling = {key: lines for key, lines in found.items() if not _BARE.search(key)} or found
+    texts = []
+    for lines in telling.values():
+        first, text = lines[0]
+        more = f" (and {len(lines) - 1} more like it)" if len(lines) > 1 else ""
+        texts.append((f"{where(first, report)}: " if first is not None else "") + clean(text) + more)
+    return texts[:MOST_FAILURES]
 
 
-def failure_words(failure: Any, report: Report) -> str:
-    """The line that says it, with where it stands."""
-    if failure.evidence:
-        first = failure.evidence[0]
-        return f"{where(first, report)}: {clean(first.text, 140)}"
-    return clean(f"{failure.kind} in {failure.phase}".replace("_", " "), 140)
+def failure_text(line: str) -> str:
+    """A failing line without what stands before its message, from the exception's name on where it has one.
+
+    `(Worker pid=7) ERROR 03-12 08:22:28 [x.py:1] ValueError: Free memory ...` is `ValueError: Free memory ...`.
+    """
+    from memledger.prefix import records
+
+    messages = [record.message.strip() for record in records(line)]
+    message = max(messages, key=_tells)
+    found = _EXCEPTION.search(message)
+    return message[found.start() :] if found is not None else message
+
+
+def _tells(message: str) -> tuple[bool, bool, bool]:
+    """How much a line says of a failure: the exception with a figure, then either, last of all a bare traceback's head."""
+    return not _BARE.search(message), _EXCEPTION.search(message) is not None, _NUMBER.search(message) is not None
 
 
 def where(evidence: Evidence, report: Report) -> str:
@@ -934,17 +1028,17 @@ def where(evidence: Evidence, report: Report) -> str:
     return f"line {evidence.line}"
 
 
-def _unread(report: Report, options: Options) -> list[tuple[str, str]]:
+def _unread(report: Report, options: Options) -> list[str]:
     count = report.unrecognized.count
     if not count:
         return []
     hint = "" if options.unrecognized else " (--unrecognized)"
-    return [("unread", f"{n.plural(count, 'memory-like line')} not understood{hint}")]
+    return [f"{n.plural(count, 'memory-like line')} not understood{hint}"]
 
 
-def next_words(report: Report, index: int, options: Options) -> list[str]:
+def next_words(server: Server, options: Options) -> list[str]:
     """Commands that tell more, where there is more to tell."""
-    ranks = report.servers[index].ranks
+    ranks = server.ranks
     # Only a ledger that opens at a reading of free memory can be opened at the card's total instead.
     readings = [r.residual.opening_bytes or 0 for r in ranks if r.residual.base == "first_reading"]
     asks = bool(readings) and not options.gpu_total and all(r.gpu.kind in {None, "cuda", "rocm"} for r in ranks)
@@ -958,9 +1052,11 @@ def next_words(report: Report, index: int, options: Options) -> list[str]:
     return [f"{options.command} --gpu-total {card}"] if whole.bytes + whole.tolerance >= max(readings) else []
 
 
-def _evidence(server: Server, ranks: Sequence[Rank]) -> list[Evidence]:
+def _evidence(server: Server) -> list[Evidence]:
     found: dict[tuple[int, int], Evidence] = {}
-    groups = [e.evidence for r in ranks for e in r.entries]
+    groups = [e.evidence for r in server.ranks for e in r.entries]
+    groups += [r.residual.evidence for r in server.ranks]
+    groups.append(server.usage.evidence)
     groups += [f.evidence for f in server.failures]
     groups += [f.evidence for f in server.findings]
     for group in groups:
