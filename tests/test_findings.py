@@ -151,10 +151,16 @@ class TestCapped:
         ranks = with_capacity(state_slots=10, max_running_requests=2)
         finding = found(hybrid(ranks=ranks, config={"max_running_requests": 8}, usage=Usage()), "ML103")
         assert finding.severity == "warning"
-        assert (
-            "at 2 of the 8 asked for: 10 slots at 5 a request. --max-mamba-cache-size 40 would serve all 8."
-            in finding.text
-        )
+        assert "at 2 of the 8 asked for: 10 slots at 5 a request." in finding.text
+
+    def test_the_slots_for_all_are_paid_with_kv_tokens(self):
+        ranks = with_capacity(state_slots=20, max_running_requests=4)
+        (remedy,) = found(hybrid(ranks=ranks, config={"max_running_requests": 32}, usage=Usage()), "ML103").remedies
+        assert remedy.flags == ("--max-mamba-cache-size", "160")
+        effects = {e.account or e.capacity: e for e in remedy.effects}
+        assert effects["recurrent_state"].bytes == pytest.approx(140 * SLOT_BYTES, rel=1e-3)
+        assert effects["kv_cache"].bytes == -effects["recurrent_state"].bytes
+        assert effects["kv_tokens"].change == pytest.approx(-140 * SLOT_BYTES / 65536, rel=2e-3)
 
     def test_silent_where_as_many_run_as_were_asked_for(self):
         assert found(hybrid(config={"max_running_requests": 24}), "ML103") is None
@@ -353,6 +359,14 @@ class TestHost:
     def test_silent_for_a_cpu_build_and_for_trifles(self):
         assert found(self.with_host(20.0, "cpu"), "ML401") is None
         assert found(self.with_host(0.1), "ML401") is None
+
+
+def test_what_is_known_beside_the_log_reaches_every_finding(monkeypatch):
+    seen = []
+    monkeypatch.setattr(findings, "_FAMILIES", (lambda server, context: seen.append(context),))
+    given = findings.Context()
+    findings.attach(report(hybrid(), dense()), lambda server: given)
+    assert [context is given for context in seen] == [True, True]
 
 
 def test_attach_gives_every_server_its_findings_and_drops_old_ones():

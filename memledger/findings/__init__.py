@@ -73,7 +73,13 @@ def find(server: Server, context: Context = NO_CONTEXT) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda f: f.code))
 
 
-def attach(report: Report) -> Report:
-    """The report with the findings of each of its servers (in place of any it had)."""
-    servers = tuple(msgspec.structs.replace(server, findings=find(server)) for server in report.servers)
+def attach(report: Report, context_of: Callable[[Server], Context] | None = None) -> Report:
+    """The report with the findings of each of its servers (in place of any it had).
+
+    `context_of` gives what is known of a server beside its log.
+    """
+    servers = tuple(
+        msgspec.structs.replace(s, findings=find(s, NO_CONTEXT if context_of is None else context_of(s)))
+        for s in report.servers
+    )
     return msgspec.structs.replace(report, servers=servers)

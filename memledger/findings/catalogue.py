@@ -61,7 +61,7 @@ PAGES: Final[tuple[Page, ...]] = (
         "The slots serve fewer requests than asked for: cap = slots // slots per request. SGLang says so in one line at the start.",
         "The cap in effect equals slots // slots per request and is not the number asked for.",
         "Something else binds, or the slots of one request are not known.",
-        "--max-mamba-cache-size (requests x slots per request), a larger --mamba-full-memory-ratio, a state of half the width "
+        "--max-mamba-cache-size (requests x slots per request; the report says what it costs in KV tokens), a larger --mamba-full-memory-ratio, a state of half the width "
         "(--mamba-ssm-dtype bfloat16), or no radix cache (one slot a request).",
     ),
     Page(
