@@ -140,7 +140,9 @@ def _read(
                 )
             for event in scanner.events(blocks, len(inputs)):
                 router.feed(event)
-        inputs.append(Input(path, scanner.bytes, scanner.lines, tuple(source.notes)))
+        inputs.append(
+            Input(path, scanner.bytes, scanner.lines, (*source.notes, *(f"{path}: {note}" for note in scanner.notes)))
+        )
         heads.append(source.head)
         servers.extend(router.servers())
     return _report(scanner, servers, inputs)
