@@ -131,6 +131,7 @@ def _largest(a: Usage, b: Usage) -> Usage:
         preemptions=added("preemptions"),
         retractions=added("retractions"),
         seen=True,
+        ran_between_samples=a.ran_between_samples or b.ran_between_samples,
         evidence=tuple(dict.fromkeys((*a.evidence, *b.evidence))),
         **peaks,
     )

@@ -207,6 +207,8 @@ class Usage(msgspec.Struct, frozen=True):
     """Peaks over all usage lines of one start; None where no line says it. Counts are requests, usages fractions.
 
     `seen`: whether the log holds usage lines at all; without any there is no peak, and nothing can be called idle.
+    `ran_between_samples`: whether some line shows that tokens were computed, whatever its count of running requests: a
+    line is printed at intervals and counts what runs at that moment.
     `evidence`: the lines that reached the peaks, in the order of the fields (requests first).
     """
 
@@ -220,6 +222,7 @@ class Usage(msgspec.Struct, frozen=True):
     retractions: int | None = None
     peak_state_slots: int | None = None
     seen: bool = False
+    ran_between_samples: bool = False
     evidence: tuple[Evidence, ...] = ()
 
 

@@ -6,7 +6,7 @@ Facts about wordings and their order come from SGLang's own releases 0.2.5 to 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from memledger.events import Event
@@ -538,7 +538,7 @@ class StartBuilder:
             config=config,
             ranks=tuple(ranks),
             engines=engines,
-            usage=largest(self.usage.values()),
+            usage=largest(self.usage.values(), _alike(r.capacity.state_slots for r in ranks)),
             failures=self.failures.build(),
             notes=tuple(notes),
         )
@@ -657,7 +657,7 @@ class StartBuilder:
             usage = self.usage.get(dp)
             capacity = self._capacity(dp, self._engine_ranks(dp))
             engines.append(
-                Engine(dp=dp or 0, capacity=capacity, usage=usage.build() if usage else UsageBuilder().build())
+                Engine(dp=dp or 0, capacity=capacity, usage=(usage or UsageBuilder()).build(capacity.state_slots))
             )
         return tuple(engines)
 
@@ -682,6 +682,12 @@ def _sort_key(key: tuple[int | None, int | None, int]) -> tuple[int, int, int]:
 
 def _first(values: Any) -> Any:
     return next((v for v in values if v is not None), None)
+
+
+def _alike(values: Iterable[int | None]) -> int | None:
+    """The value that all agree on."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
 
 
 def _is_date(time: str | None) -> bool:

@@ -123,6 +123,7 @@ class UsageFacts(msgspec.Struct):
     """Running peaks of one scheduler."""
 
     seen: bool = False
+    ran: bool = False
     running: int | None = None
     queued: int | None = None
     kv: float | None = None
@@ -148,6 +149,7 @@ class UsageFacts(msgspec.Struct):
             peak_kv_usage=self.kv,
             preemptions=self.preemptions,
             seen=self.seen,
+            ran_between_samples=self.ran,
             evidence=tuple(dict.fromkeys(self.lines[k] for k in ("running", "queued", "kv") if k in self.lines)),
         )
 
@@ -571,6 +573,7 @@ class Start:
             # Cumulative, printed every 50th time.
             facts.preemptions = _largest(facts.preemptions, event.count("total"))
             return
+        facts.ran = facts.ran or any((event.number(n) or 0) > 0 for n in ("prompted", "generated"))
         running = event.count("running")
         self._failed_last = self._failed_last and not running
         if event.id == "iteration":
@@ -855,6 +858,7 @@ class Start:
         for one in found:
             best.add(one.running, one.queued, one.kv, one.lines)
             best.preemptions = _largest(best.preemptions, one.preemptions)
+            best.ran = best.ran or one.ran
         return best.value()
 
     # -- ranks as values

@@ -962,7 +962,9 @@ def usage_words(server: Server) -> str:
     """The peaks, or that there are none to tell."""
     u = server.usage
     parts = []
-    if u.peak_running_requests is not None:
+    if u.peak_running_requests == 0 and u.ran_between_samples:
+        parts.append("requests ran, but no line was printed while one did")
+    elif u.peak_running_requests is not None:
         parts.append(f"at most {n.count(u.peak_running_requests)} running")
     if u.peak_queued_requests is not None:
         parts.append(f"{n.count(u.peak_queued_requests)} queued")
