@@ -45,6 +45,11 @@ class TestContradictions:
             "600,000 KV tokens are printed, and 40 requests of 8,192: 327,680 tokens" in found(vllm(rank), "ML702").text
         )
 
+    def test_context_parallelism_multiplies_the_tokens(self):
+        rank = worker(80.0, kv_cache__pool=40.0, capacity=concurrency(655360, 8192, 40.0))
+        assert found(vllm(rank, dcp_size=2), "ML702") is None
+        assert found(vllm(rank, dcp_size=2), "ML701") is None
+
     def test_ranks_with_the_same_tokens_in_pools_of_other_sizes(self):
         details = {"kv_cache/k": {"tokens": 330323, "dtype": "bf16"}}
         ranks = [worker(80.0, tp=tp, kv_cache__k=size, details=details) for tp, size in enumerate((10.08, 5.04))]

@@ -116,6 +116,8 @@ class TestHeadroom:
             found(vllm(worker(23.6, kv_cache__pool=0.8, reserve=0.15)), "ML605").text
         )
         assert "--mem-fraction-static" in found(sglang(worker(23.6, kv_cache__k=4.0, free=0.4)), "ML605").text
+        overdrawn = found(vllm(worker(23.6, kv_cache__pool=0.8, reserve=-0.3)), "ML605").text
+        assert overdrawn.startswith("Nothing is left outside the pools")
 
     def test_silent_with_room_and_after_a_failure(self):
         assert found(sglang(worker(23.6, kv_cache__k=4.0, free=1.83)), "ML605") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from memledger import words as n
-from memledger.findings.figures import NO_CONTEXT, Context, held, release, several_engines, where
+from memledger.findings.figures import NO_CONTEXT, Context, held, release, several_engines, where, whole
 from memledger.ledger import Capacity, Entry, Evidence, Finding, Rank, Server, Severity
 
 SENTINEL: Final = "17179869184"
@@ -17,7 +17,7 @@ _NEW_RULE_FROM: Final = (0, 20, 1)
 
 def tokens_not_comparable(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     """ML701: the printed token figure of a model with several kinds of layers depends on version and request length."""
-    if server.framework != "vllm":
+    if server.framework != "vllm" or _context_parallel(server):
         return None
     for rank in server.ranks:
         capacity = rank.capacity
@@ -111,7 +111,7 @@ def _tokens_beyond_concurrency(server: Server) -> list[Contradiction]:
             capacity.concurrency.tokens_per_request,
             capacity.concurrency.requests,
         )
-        if server.framework != "vllm" or not tokens or not length or requests is None:
+        if server.framework != "vllm" or not tokens or not length or requests is None or _context_parallel(server):
             continue
         most = (requests + 0.005) * length
         # The last block of a request may be partly used.
@@ -179,6 +179,11 @@ def state_blocks(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
             )
             return Finding("ML805", "more requests than state blocks", "warning", 0, text, _lines(rank))
     return None
+
+
+def _context_parallel(server: Server) -> bool:
+    """Whether context parallelism multiplies the printed tokens (0.10.2 to 0.19.1)."""
+    return any((whole(server.config.get(name)) or 1) > 1 for name in ("dcp_size", "pcp_size"))
 
 
 def _pool(rank: Rank) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def activation_reserve(server: Server, _: Context = NO_CONTEXT) -> Finding | Non
     beside = f", beside {n.gib_about(pool)} of KV cache" if pool else ""
     text = (
         f"{n.gib_about(peak)}{where(server, rank)} is kept for the activations of the largest batch, "
-        f"{n.count(tokens)} tokens{beside}. A smaller --max-num-batched-tokens gives most of it to the KV cache "
+        f"{n.count(tokens)} tokens{beside}. A smaller --max-num-batched-tokens gives part of it to the KV cache "
         "(prefill of long prompts takes more steps)."
     )
     return Finding("ML604", "activation reserve", "note", peak, text, lines(rank, "activations"))
@@ -156,9 +156,10 @@ def thin_headroom(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     if left >= GIB or share(rank, left) >= 0.03:
         return None
     flag = "--mem-fraction-static" if server.framework == "sglang" else "--gpu-memory-utilization"
+    much = f"Only {n.amount(left)}{of_card(rank, left)} is" if left > 0 else "Nothing is"
     text = (
-        f"Only {n.amount(left)}{of_card(rank, left)} is left outside the pools{where(server, rank)}: a prefill peak, a workspace or "
-        f"another process may run out of it. A lower {flag} leaves more."
+        f"{much} left outside the pools{where(server, rank)}: a prefill peak, a workspace or "
+        f"another process may run out of memory. A lower {flag} leaves more."
     )
     return Finding("ML605", "little memory left over", "note", left, text, lines(rank, account))
 
