@@ -963,7 +963,7 @@ def usage_words(server: Server) -> str:
     u = server.usage
     parts = []
     if u.peak_running_requests == 0 and u.ran_between_samples:
-        parts.append("requests ran, but no line was printed while one did")
+        parts.append("no sample shows a running request (tokens were computed between them)")
     elif u.peak_running_requests is not None:
         parts.append(f"at most {n.count(u.peak_running_requests)} running")
     if u.peak_queued_requests is not None:
