@@ -411,3 +411,42 @@ def test_two_figures_of_one_vllm_pool(ask):
     assert "One line gives the KV cache 52.16 GiB, another 55.16 GiB" in found["ML702"].text
     found, _ = ask(vllm_start("0.26.0", length=8192), weights(14.25), pool(55.16))
     assert "ML702" not in found
+
+
+def test_a_draft_model_inside_the_weights_with_the_size_of_its_files(ask):
+    files = "Filesystem type for checkpoints: EXT4. Checkpoint size: {} GiB. Available RAM: 85.60 GiB."
+    found, _ = ask(
+        vllm_start("0.25.1", length=262144, speculative_config={"method": "dflash", "num_speculative_tokens": 15}),
+        f"{ENGINE} [weight_utils.py:1108] {files.format('21.84')}",
+        f"{ENGINE} [gpu_model_runner.py:3012] Loading drafter model...",
+        f"{ENGINE} [weight_utils.py:1108] {files.format('3.88')}",
+        weights(25.8),
+    )
+    assert "contain a draft model, which the engine does not print apart; its files are 3.88 GiB" in found["ML802"].text
+    assert found["ML802"].severity == "note"
+
+
+def test_offloaded_weights_beside_the_memory_that_the_host_had(ask):
+    found, _ = ask(
+        vllm_start("0.25.1", length=8192, cpu_offload_gb=40),
+        f"{ENGINE} [weight_utils.py:1108] Filesystem type for checkpoints: EXT4. Checkpoint size: 61.00 GiB. Available RAM: 45.00 GiB.",
+        f"{ENGINE} [uva.py:58] Total CPU offloaded parameters: 40.33",
+        weights(20.1),
+    )
+    assert "keeps 40.3 GiB in host memory of the 45.0 GiB that were available" in found["ML402"].text
+
+
+def test_lines_about_layers_and_pages_reach_the_pool(ask):
+    found, text = ask(
+        vllm_start("0.33.0", length=8192),
+        f"{ENGINE} [gpu_worker.py:700] GDN prefill kernel warmup (T=64) failed for layer model.layers.0. First inference may OOM due to "
+        "autotuner.",
+        "(EngineCore pid=81) WARNING 11-02 10:12:57 [kv_cache_utils.py:900] Hybrid KV cache manager is disabled for this hybrid model, This "
+        "means we do not enable any optimizations for saving KV cache memory",
+        f"{ENGINE} [x.py:300] Using block size 16 for hidden-state cache layer model.layers.3; page alignment wastes 512 bytes (1.25%) per "
+        "block",
+        pool(20.0, 500000, 8192, 61.0),
+    )
+    assert "Sliding-window layers are charged as full attention" in found["ML511"].text
+    assert "page alignment wastes 1.25 % of each block" in found["ML510"].text
+    assert "the first request may run out of memory in the autotuner" in text
