@@ -33,6 +33,8 @@ LONGEST_PARTIAL: Final = 256 * 2**10
 MOST_STYLES: Final = 4096
 MOST_CANDIDATES: Final = 5
 LOOKED_AT: Final = 24
+FEW_LINES: Final = 6
+"""In fewer lines, one alone says nothing."""
 STYLE_CHARACTERS: Final = 200
 
 _DIGITS: Final = b"0123456789"
@@ -180,10 +182,17 @@ class Unwrapper:
     def _goes_on(self, whole: bytes, follows: bytes, stretch: Stretch, full: bool) -> bool:
         if stretch.chopped or not follows.strip() or (not full and follows[:1] == b" "):
             return False
-        if self._style(follows) in stretch.styles or _is_ruler(follows) or _is_ruler(whole):
+        if self._starts(whole, follows, stretch.styles) or _is_ruler(follows) or _is_ruler(whole):
             return False
         # A record without a prefix of its own, unless all that stands before it is a prefix.
         return _only_prefix(whole) or not self._is_record(follows)
+
+    def _starts(self, line: bytes, follows: bytes, styles: frozenset[str]) -> bool:
+        """Whether the line after `line` starts a record, where records start with one of `styles`."""
+        style = self._style(follows)
+        if style is None or style in styles:
+            return style is not None
+        return style not in _LOOSE and not _only_prefix(line)
 
     def _style(self, line: bytes) -> str | None:
         key = line[:STYLE_CHARACTERS].translate(_ANY_DIGIT)
@@ -244,7 +253,7 @@ class Unwrapper:
         for i in full:
             follows = lines[i + 1]
             kind = lines[i].translate(None, _DIGITS)
-            if self._style(follows) in styles:
+            if self._starts(lines[i], follows, styles):
                 other.add(kind)
             elif not _is_of_table(lines[i], follows):
                 cut.add(kind)
@@ -254,7 +263,7 @@ class Unwrapper:
             enough = 0
         elif whole:
             first = any(self._style(lines[i]) in styles and self._style(lines[i + 1]) not in styles for i in full)
-            enough = (1 if styles and first else 2) if common else 3
+            enough = (1 if styles and first and stop > FEW_LINES else 2) if common else 3
         else:
             enough = 3 if common else 6
         ends_blank = any(lines[i][-1:] == b" " for i in full)
