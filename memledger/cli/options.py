@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,6 +23,7 @@ class Asked(msgspec.Struct, frozen=True):
     start: int | None
     rank: str | None
     gpu_total: Any  # Total | None: its module is not imported where nobody asks
+    model_config: Path | None
     no_live: bool
     fail_on: list[Any]  # list[Condition], likewise
     select: tuple[str, ...]
@@ -66,6 +68,14 @@ def _codes(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
         raise click.BadParameter(str(error)) from error
 
 
+MODEL_CONFIG: Final = click.option(
+    "--model-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="The model's config.json, or its folder: what its weights, KV and state should take.",
+)
+"""For `explain` and `plan` alike."""
+
 _REPORT_OPTIONS: Final = (
     click.option(
         "--format",
@@ -84,7 +94,12 @@ _REPORT_OPTIONS: Final = (
         metavar="SIZE|CARD",
         help="The card's memory, where the log does not print it: 80GiB, 81559MiB, h100, 4090.",
     ),
-    click.option("--no-live", is_flag=True, help="Look at nothing but the log: no NVML, /proc or HTTP."),
+    MODEL_CONFIG,
+    click.option(
+        "--no-live",
+        is_flag=True,
+        help="Look at nothing but the files named: no NVML, /proc or HTTP, no model folder or cache.",
+    ),
     click.option(
         "--fail-on",
         callback=_conditions,
