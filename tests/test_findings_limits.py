@@ -1,7 +1,7 @@
 import pytest
 from finding_helpers import found, serving, sglang, vllm, worker
 
-from memledger.ledger import Capacity, Usage
+from memledger.ledger import Capacity, Evidence, Usage
 
 
 def card(cap=None, free=2.0, **more):
@@ -107,3 +107,12 @@ class TestIdleKv:
     def test_silent_for_a_pool_that_is_small_for_its_card(self):
         small = worker(80.0, kv_cache__pool=8.0, free=60.0)
         assert found(vllm(small, usage=serving(16, 0, 0.01)), "ML505") is None
+
+
+def test_the_lines_of_the_peaks_are_evidence():
+    line = Evidence(0, 700, "Decode batch")
+    for usage, code in (
+        (serving(100, 20, 0.99, evidence=(line,)), "ML501"),
+        (serving(16, 0, 0.01, evidence=(line,)), "ML505"),
+    ):
+        assert line in found(sglang(card(), usage=usage), code).evidence

@@ -17,7 +17,7 @@ from memledger.findings.figures import (
     whole,
 )
 from memledger.findings.slots import slots_per_request
-from memledger.ledger import Finding, Rank, Server, Severity
+from memledger.ledger import Evidence, Finding, Rank, Server, Severity
 from memledger.units import GIB
 
 FULL: Final = 0.95
@@ -62,7 +62,7 @@ def kv_is_the_limit(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
             text += f" {n.gib_about(size)}{of_card(rank, size)} stayed free after the start: a higher {flag} gives it to the KV cache."
         else:
             size = 0
-    return Finding("ML501", "the KV cache is the limit", severity, size, text, lines(rank, "kv_cache") if rank else ())
+    return Finding("ML501", "the KV cache is the limit", severity, size, text, _behind(server, rank))
 
 
 def requests_are_the_limit(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
@@ -80,7 +80,7 @@ def requests_are_the_limit(server: Server, _: Context = NO_CONTEXT) -> Finding |
         f"{n.plural(queued, 'request')} waited, while KV usage stayed at {n.percent(kv)} ({flag})."
     )
     rank = _pool_rank(server)
-    return Finding("ML502", "running requests are the limit", "note", 0, text, lines(rank, "kv_cache") if rank else ())
+    return Finding("ML502", "running requests are the limit", "note", 0, text, _behind(server, rank))
 
 
 def waiting_without_limit(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
@@ -102,7 +102,7 @@ def waiting_without_limit(server: Server, _: Context = NO_CONTEXT) -> Finding | 
         f"{n.percent(usage.peak_kv_usage)}: no memory limit was reached; prefill{tokens} or a burst of arrivals "
         f"held them.{unknown}"
     )
-    return Finding("ML503", "requests waited, memory was left", "info", 0, text)
+    return Finding("ML503", "requests waited, memory was left", "info", 0, text, _behind(server, None))
 
 
 def pushed_back(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
@@ -125,7 +125,7 @@ def pushed_back(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     # A few of them are how an engine uses its last tokens.
     often = (usage.preemptions or 0) + (usage.retractions or 0) >= OFTEN
     severity: Severity = "warning" if often else "note"
-    return Finding("ML504", "requests pushed back", severity, 0, text, lines(rank, "kv_cache") if rank else ())
+    return Finding("ML504", "requests pushed back", severity, 0, text, _behind(server, rank))
 
 
 def idle_kv(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
@@ -153,7 +153,13 @@ def idle_kv(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
         f"({n.count(running)} requests at the peak): {n.gib_about(idle)} were never needed by running requests"
     )
     text += "." if server.config.get("prefix_caching") is False else "; they hold cached prefixes at best."
-    return Finding("ML505", "KV cache never used", "note", idle, text, lines(rank, "kv_cache"))
+    return Finding("ML505", "KV cache never used", "note", idle, text, _behind(server, rank))
+
+
+def _behind(server: Server, rank: Rank | None) -> tuple[Evidence, ...]:
+    """The pool's own lines, then those of the peaks."""
+    pool = lines(rank, "kv_cache") if rank is not None else ()
+    return tuple(dict.fromkeys((*pool, *server.usage.evidence)))
 
 
 def _pool_rank(server: Server) -> Rank | None:

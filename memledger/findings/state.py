@@ -91,7 +91,8 @@ def _idle_unknown_share(
         f"How many slots one request takes ({known.words}) is not in the log, so no smaller number is named here."
     )
     size = (slots - most_held) * slot_bytes
-    return Finding("ML101", "state slots idle", "note", size, text, _state_evidence(rank))
+    evidence = (*_state_evidence(rank), *server.usage.evidence)
+    return Finding("ML101", "state slots idle", "note", size, text, tuple(dict.fromkeys(evidence)))
 
 
 def slots_are_the_ceiling(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
@@ -138,7 +139,8 @@ def slots_are_the_ceiling(server: Server, _: Context = NO_CONTEXT) -> Finding | 
     elif kv is not None:
         text += f" More slots ({FLAG}, {both}) would cost KV tokens that are needed as well."
     severity: Severity = "warning" if queued and low else "note"
-    return Finding("ML102", "state slots are the ceiling", severity, 0, text, _state_evidence(rank))
+    evidence = (*_state_evidence(rank), *usage.evidence)
+    return Finding("ML102", "state slots are the ceiling", severity, 0, text, tuple(dict.fromkeys(evidence)))
 
 
 def capped_by_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
