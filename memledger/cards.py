@@ -37,11 +37,11 @@ CARDS: Final = (
     Card("B300", 267.7, 2.0, SEEN, ("gb300",)),
     Card("B200", 178.35, 0.6, SEEN, ("b200-180gb",)),
     Card("GB200", 184.3, 1.5, NVML_LESS),
-    Card("H200", 139.8, 0.3, SEEN, ("h200-141gb", "h20-141gb", "h20-3e")),
+    Card("H200", 139.8, 0.3, SEEN, ("h200-141gb", "h200-nvl", "h20-141gb", "h20-3e")),
     Card("H100", 79.2, 0.3, SEEN, ("h100-80gb", "h100-80", "h800", "h100-sxm", "h100-pcie")),
     Card("H100 NVL", 93.1, 0.5, NVML_LESS, ("h100-94gb", "h100-94")),
-    Card("GH200", 95.0, 0.6, SEEN, ("gh200-96gb", "gh200-96")),
-    Card("GH200 144 GB", 139.9, 2.5, NVML_LESS, ("gh200-144gb", "gh200-144")),
+    Card("GH200", 95.0, 0.6, SEEN, ("gh200-96gb", "gh200-96", "gh200-480gb")),
+    Card("GH200 144 GB", 139.9, 2.5, NVML_LESS, ("gh200-144gb", "gh200-144", "gh200-144g")),
     Card("H20", 95.1, 0.3, SEEN, ("h20-96gb", "h20-96")),
     Card("A100 80 GB", 79.25, 0.15, SEEN, ("a100-80", "a800", "a800-80gb", "a100-80gb")),
     Card("A100 40 GB", 39.45, 0.2, NVML_LESS, ("a100-40", "a100-40gb")),
@@ -70,6 +70,10 @@ CARDS: Final = (
     Card("MI250X (one die)", 63.98, 0.3, NVML_LESS, ("mi250", "mi250x", "mi210")),
 )
 
+_VARIANT: Final = re.compile(
+    r"(?i)\b(?:hbm\de?|sxm\d?(?: ac)?|pcie|oam|tensor core|tesla|generation|(?:max q )?(?:server|workstation) edition)\b"
+)
+"""Words of a device's name that say nothing of its memory: board forms and series."""
 _SIZE: Final = re.compile(r"(?i)^\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]i?b?|bytes?|b)?\s*$")
 _UNITS: Final = {"": 1, "b": 1, "k": 2**10, "m": MIB, "g": GIB, "t": 2**40}
 
@@ -83,7 +87,7 @@ class Total(msgspec.Struct, frozen=True):
 
 
 def parse_total(text: str) -> Total:
-    """A size (`80GiB`, `81559MiB`, `85899345920`) or a card's name (`h100`, `a100-80gb`, `4090`).
+    """A size (`80GiB`, `81559MiB`, `85899345920`) or a card's name (`h100`, `4090`, `NVIDIA H100 80GB HBM3`).
 
     `GB` and `GiB` are both 2**30 bytes here, as the engines print them.
 
@@ -98,7 +102,7 @@ def parse_total(text: str) -> Total:
             raise ValueError(f"{text!r} is too small for a GPU's memory; give a size such as 80GiB or 81559MiB")
         return Total(Amount(value), "derived")
     by_name = {key: card for card in CARDS for key in map(_key, (card.name, *card.aliases))}
-    card = by_name.get(_key(text))
+    card = by_name.get(_key(text)) or by_name.get(_key(card_named(text) or ""))
     if card is not None:
         return Total(card.total, "assumed", card.name)
     if _key(text) == "a100":
@@ -113,9 +117,7 @@ def parse_total(text: str) -> Total:
 
 def card_named(device: str) -> str | None:
     """What to give `parse_total` for a device name as drivers print it (`NVIDIA H100 80GB HBM3`); None where unknown."""
-    key = _key(
-        re.sub(r"(?i)\bhbm\de?\b|\bsxm\d?\b|\bpcie\b|\btensor core\b", "", device.replace("_", " ").replace("-", " "))
-    )
+    key = _key(_VARIANT.sub("", device.replace("_", " ").replace("-", " ")))
     for card in CARDS:
         names = (card.name, *card.aliases)
         if key in map(_key, names):

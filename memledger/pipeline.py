@@ -14,6 +14,7 @@ from memledger.join import join_servers
 from memledger.ledger import Input, Report, Server, Source
 from memledger.scan import Scanner
 from memledger.sources import InputError, OpenInput, Progress, open_input
+from memledger.sources.follow import never
 
 
 class Router:
@@ -60,6 +61,14 @@ class Router:
         return sorted(found, key=lambda s: (s.span[0].input, s.span[0].first_line) if s.span else (0, 0))
 
 
+def _log_source(inputs: Sequence[Input], servers: Sequence[Server], missing: Sequence[str]) -> Source:
+    """Whether the logs answered: all of every input, a part (with what could not be read), or none."""
+    if not inputs:
+        return Source("log", "unavailable", " ".join(missing) or "no input")
+    reasons = [*missing] if servers else [*missing, "nothing of SGLang or vLLM was recognised"]
+    return Source("log", "partial" if reasons else "ok", " ".join(reasons) or None)
+
+
 def _reader(name: str) -> FrameworkReader:
     if name == "sglang":
         from memledger.frameworks.sglang import SglangReader
@@ -95,6 +104,7 @@ def read(
     *,
     progress: Progress | None = None,
     on_idle: Callable[[Report], bool] | None = None,
+    ended: Callable[[], bool] = never,
 ) -> Reading:
     """The report on every input that can be read, with what is wrong with the others.
 
@@ -104,10 +114,11 @@ def read(
         progress: told the bytes read and the size of each input.
         on_idle: follows the inputs as they grow: called with the report so far each time there is nothing new;
             False ends it.
+        ended: whether to stop reading (with `on_idle`): what was read until then is reported.
     """
     problems: list[str] = []
     heads: list[bytes] = []
-    report = _read(paths, rules, problems, heads, progress, on_idle)
+    report = _read(paths, rules, problems, heads, progress, on_idle, ended)
     return Reading(report, tuple(problems), tuple(heads))
 
 
@@ -118,18 +129,21 @@ def _read(
     heads: list[bytes],
     progress: Progress | None = None,
     on_idle: Callable[[Report], bool] | None = None,
+    ended: Callable[[], bool] = never,
 ) -> Report:
     scanner = Scanner(rules or load_rules())
     servers: list[Server] = []
     inputs: list[Input] = []
+    missing: list[str] = []
     for path in paths:
         router = Router()
         try:
-            source = open_input(path, follow=on_idle is not None, progress=progress)
+            source = open_input(path, follow=on_idle is not None, progress=progress, ended=ended)
         except InputError as error:
             if problems is None:
                 raise
             problems.append(str(error))
+            missing.append(str(error))
             continue
         with source:
             blocks = source.blocks()
@@ -144,8 +158,9 @@ def _read(
             Input(path, scanner.bytes, scanner.lines, (*source.notes, *(f"{path}: {note}" for note in scanner.notes)))
         )
         heads.append(source.head)
+        missing.extend(source.incomplete)
         servers.extend(router.servers())
-    return _report(scanner, servers, inputs)
+    return _report(scanner, servers, inputs, missing=missing)
 
 
 def _until(blocks: Iterator[bytes], on_idle: Callable[[], bool]) -> Iterator[bytes]:
@@ -156,7 +171,13 @@ def _until(blocks: Iterator[bytes], on_idle: Callable[[], bool]) -> Iterator[byt
             return
 
 
-def _report(scanner: Scanner, found: Sequence[Server], inputs: Sequence[Input], now: OpenInput | None = None) -> Report:
+def _report(
+    scanner: Scanner,
+    found: Sequence[Server],
+    inputs: Sequence[Input],
+    now: OpenInput | None = None,
+    missing: Sequence[str] = (),
+) -> Report:
     known = (
         [*inputs, Input(now.path, scanner.bytes, scanner.lines, tuple(now.notes))] if now is not None else list(inputs)
     )
@@ -164,7 +185,7 @@ def _report(scanner: Scanner, found: Sequence[Server], inputs: Sequence[Input], 
     return Report(
         version=__version__,
         inputs=tuple(known),
-        sources=(Source("log", "ok" if servers else "partial", None),),
+        sources=(_log_source(known, servers, missing),),
         servers=servers,
         unrecognized=scanner.unrecognized,
     )

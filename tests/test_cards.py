@@ -45,6 +45,13 @@ def test_a_size_is_exact(text, size):
         ("mi355x", "MI355X", 287.98),
         ("MI300X", "MI300X", 191.7),
         ("gb10", "GB10", 121.63),
+        ("NVIDIA H100 80GB HBM3", "H100", 79.18),
+        ("NVIDIA A100-SXM4-80GB", "A100 80 GB", 79.25),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Blackwell", 94.97),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada", 47.4),
+        ("Tesla V100-SXM2-32GB", "V100 32 GB", 31.74),
+        ("NVIDIA GH200 480GB", "GH200", 95.0),
+        ("AMD Instinct MI300X OAM", "MI300X", 191.7),
     ],
 )
 def test_a_card_covers_the_totals_that_engines_print_of_it(text, name, printed):

@@ -1,6 +1,7 @@
 """The command line: exit codes, what goes to stdout and what to stderr, and one clear sentence for every bad input."""
 
 import fcntl
+import gzip
 import io
 import json
 import os
@@ -58,15 +59,14 @@ def shell(command, **changes):
     return subprocess.run(["bash", "-c", command], capture_output=True, env=environment, timeout=60, check=False)
 
 
-def on_terminal(args, *, columns, interrupt_after=None, **changes):
+def on_terminal(args, *, columns, interrupt_after=None, program=None, **changes):
     """What a terminal of some width gets to see."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "PYTHONUTF8": "1", **changes}
     environment.pop("COLUMNS", None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "memledger", *args], stdout=slave, stderr=slave, stdin=slave, env=environment
-    )
+    command = [program] if program else [sys.executable, "-m", "memledger"]
+    process = subprocess.Popen([*command, *args], stdout=slave, stderr=slave, stdin=slave, env=environment)
     os.close(slave)
     if interrupt_after is not None:
         time.sleep(interrupt_after)
@@ -261,6 +261,31 @@ class TestBadInput:
         (folder / "server.log").chmod(0)
         assert "permission" in self.sentence(run, "server.log", code=4)[1].lower()
 
+    def test_json_names_what_could_not_be_read(self, run):
+        document = json.loads(run("explain", "server.log", "no.log", "--format", "json")[1])
+        assert document["sources"] == [
+            {"name": "log", "status": "partial", "reason": "no.log: there is no such file; check the name."}
+        ]
+        code, out, _ = run("explain", "no.log", "--format", "json")
+        assert code == 4
+        assert json.loads(out)["sources"][0]["status"] == "unavailable"
+        assert "no.log" in json.loads(out)["sources"][0]["reason"]
+
+    def test_a_cut_archive_is_a_partial_source(self, run, folder):
+        (folder / "cut.log.gz").write_bytes(gzip.compress(LOG.encode() * 50)[:-40])
+        code, out, err = run("explain", "cut.log.gz", "--format", "json")
+        assert (code, err) == (0, "")
+        source = json.loads(out)["sources"][0]
+        assert source["status"] == "partial"
+        assert "cut.log.gz: the gzip data ends too early" in source["reason"]
+        assert "the gzip data ends too early" in " ".join(run("explain", "cut.log.gz")[1].split())
+
+    def test_a_name_that_is_no_text_is_still_a_document(self, run, folder):
+        name = os.fsdecode(b"caf\xe9.log.gz")
+        (folder / name).write_bytes(gzip.compress(LOG.encode())[:-4])
+        document = json.loads(run("explain", name, "no-\udce9.log", "--format", "json")[1])
+        assert document["sources"][0]["status"] == "partial"
+
     def test_what_can_be_read_is_still_reported(self, run):
         out, err = self.sentence(run, "server.log", "no.log", code=4)
         assert out.startswith("SGLang")
@@ -349,6 +374,14 @@ class TestTerminal:
         assert done.stdout.isascii()
         assert b"#" in done.stdout
 
+    def test_the_c_locale_is_ascii(self, folder):
+        done = shell(f"env -u PYTHONUTF8 -u PYTHONIOENCODING LC_ALL=C {MEMLEDGER} explain server.log")
+        assert done.returncode == 0
+        assert done.stdout.isascii()
+        assert b"#" in done.stdout
+        told = shell(f"{MEMLEDGER} explain server.log", LC_ALL="C", PYTHONIOENCODING="utf-8")
+        assert not told.stdout.isascii()
+
     @pytest.mark.parametrize(
         ("encoding", "shows"), [("utf-8", True), ("UTF8", True), ("latin-1", False), ("ascii", False), (None, False)]
     )
@@ -388,6 +421,52 @@ class TestFollow:
         assert b"40,960 KV tokens" in out
         assert b"serving" in out
 
+    def test_standard_input_is_followed_to_its_end(self, folder):
+        done = shell(f"(cat server.log; sleep 0.6) | {MEMLEDGER} explain - --follow")
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.count(b"40,960 KV tokens") == 1
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_ends_standard_input_with_the_report(self, folder, number):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "memledger", "explain", "-", "--follow"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        process.stdin.write(LOG.encode())
+        process.stdin.flush()
+        time.sleep(1.5)
+        process.send_signal(number)
+        time.sleep(0.6)
+        assert process.poll() == 0
+        out, err = process.communicate(timeout=20)
+        assert err == b""
+        assert b"40,960 KV tokens" in out
+
+    def test_standard_input_is_redrawn_on_a_terminal(self, folder):
+        (folder / "head.log").write_text(LOG[:300])
+        (folder / "tail.log").write_text(LOG[300:])
+        command = f"(cat head.log; sleep 1.2; cat tail.log; sleep 1.2) | {MEMLEDGER} explain - --follow"
+        out = on_terminal(["-c", command], columns=100, program="bash")
+        assert out.count("\x1b[H\x1b[2J") >= 3
+        first, *_, last = out.split("\x1b[H\x1b[2J")[1:]
+        assert "KV tokens" not in first
+        assert "40,960 KV tokens" in last
+
+    def test_a_signal_before_anything_came_ends_it_too(self, folder):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "memledger", "explain", "-", "--follow"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.6)
+        assert process.poll() is not None
+        assert b"Traceback" not in process.communicate()[1]
+
     def test_it_reads_one_log_and_writes_text(self, run):
         assert run("explain", "--follow", "server.log", "leak.log")[0] == 2
         assert run("explain", "--follow", "server.log", "--format", "json")[0] == 2
@@ -413,6 +492,41 @@ class TestProgress:
     def test_none_where_stderr_is_no_terminal(self, folder, monkeypatch, run):
         monkeypatch.setattr(reading, "SHOWS_PROGRESS_FROM", 1)
         assert run("explain", "server.log")[2] == ""
+
+
+class TestDemo:
+    def test_it_takes_the_options_of_explain(self):
+        from memledger.cli import demo, explain
+
+        def options(command):
+            return {p.name: (p.opts, p.help, p.multiple) for p in command.params if p.param_type_name == "option"}
+
+        without = options(explain.command)
+        del without["follow"]
+        assert options(demo.command) == without
+        assert "files" not in {p.name for p in demo.command.params}
+
+    def test_what_it_advises_can_be_run(self, run):
+        advice = re.search(r"^next +memledger (.*?) \(", run("demo", "--width", "200")[1], re.MULTILINE)[1]
+        code, out, err = run(*advice.replace("SIZE", "h100").split())
+        assert (code, err) == (0, "")
+        assert "card total" in out
+        assert "\nnext" not in out
+
+
+class TestGivenTotal:
+    def test_what_follows_from_it_is_called_the_users_figure(self, run):
+        out = run("explain", "server.log", "--gpu-total", "80GiB", "--width", "200")[1]
+        assert "If the card has the 80.0 GiB of --gpu-total, 56.5 GiB was in use before" in out
+        assert re.search(r"^in use at start .* --gpu-total less the first reading$", out, re.MULTILINE)
+        assert not out.splitlines()[2].startswith("If the card")
+        assert "\nnext" not in out
+
+    def test_the_figure_of_the_first_reading_has_its_line(self, run):
+        document = json.loads(run("explain", "server.log", "--gpu-total", "24GiB", "--format", "json")[1])
+        row = document["servers"][0]["ranks"][0]["entries"][0]
+        assert row["account"] == "in_use_at_start"
+        assert [e["line"] for e in row["evidence"]] == [2]
 
 
 class TestOtherCommands:

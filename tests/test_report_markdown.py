@@ -1,10 +1,10 @@
 """The Markdown report is for pasting into an issue thread: heading, cause, table, details; and nothing in it can be markup."""
 
 import pytest
-from sample_reports import at, dense, hybrid, report
+from sample_reports import at, dense, gib, hybrid, rank, report
 
 from memledger import findings
-from memledger.ledger import Evidence, Failure, Unrecognized
+from memledger.ledger import Evidence, Failure, Unrecognized, Usage, entry
 from memledger.report.markdown import escape, render
 from memledger.report.view import Options
 
@@ -36,6 +36,33 @@ def test_evidence_and_other_starts_are_folded_away():
     assert "<details><summary>Log lines</summary>" in output
     assert "line 88: text of line 88" in output
     assert "<details><summary>Other starts</summary>" in output
+
+
+def test_the_footer_is_the_last_line_once():
+    output = markdown(dense(), hybrid(), options=Options(all_starts=True))
+    assert output.count("<sub>") == 1
+    assert markdown(dense(), hybrid()).splitlines()[-1].startswith("<sub>")
+
+
+def test_codes_look_alike_and_the_advice_is_there():
+    server = hybrid(
+        usage=Usage(peak_running_requests=3, peak_kv_usage=0.99, peak_queued_requests=2, retractions=50, seen=True)
+    )
+    output = markdown(server)
+    assert "`ML101`" in output
+    assert "`ML504`" in output
+    assert "\\[ML" not in output
+    assert "- next: memledger explain --gpu-total SIZE (the card's size or name)" in output
+
+
+def test_a_share_is_never_minus_zero():
+    entries = (
+        entry("weights/model", gib(15.0), "logged", stage="weights"),
+        entry("free", gib(8.51), "logged", stage="final"),
+    )
+    output = markdown(dense(ranks=(rank(23.5, [("weights", 8.51)], entries),)))
+    assert "-0.0" not in output.replace("-0.01", "")
+    assert "| -0.01 |" in output.replace("  ", "")
 
 
 def test_unread_lines_on_request():

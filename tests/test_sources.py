@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from memledger.sources import BLOCK_BYTES, InputError, OpenInput, open_input
-from memledger.sources.follow import growing
+from memledger.sources.follow import arriving, growing
 
 LINES = "".join(f"[2026-05-01 22:44:{n % 60:02d} TP{n % 4}] line {n} costs é {n * 7}\n" for n in range(20_000)).encode()
 
@@ -340,6 +340,46 @@ def test_a_file_cut_to_nothing_is_read_from_its_start(tmp_path: Path) -> None:
     follow = Growing(path, [lambda: path.write_bytes(b"new\n")])
     assert b"".join(follow.read()) == b"one two three\nnew\n"
     assert "cut" in follow.notes[0]
+
+
+def test_a_pipe_is_followed_to_its_end_and_says_when_nothing_is_new() -> None:
+    read, write = os.pipe()
+    steps: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: os.write(write, b"two\n"),
+        lambda: os.close(write),
+    ]
+    os.write(write, b"one\n")
+    assert list(arriving(read, 1000, lambda _: steps.pop(0)())) == [b"one\n", b"", b"two\n", b""]
+    os.close(read)
+
+
+def test_following_ends_when_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "grow.log"
+    path.write_bytes(b"one\n")
+    ends: list[int] = []
+    with path.open("rb", buffering=0) as stream:
+        blocks = growing(path, stream, 1000, print, lambda _: ends.append(1), lambda: bool(ends))
+        assert list(blocks) == [b"one\n", b""]
+    read, write = os.pipe()
+    os.write(write, b"one\n")
+    assert list(arriving(read, 1000, lambda _: ends.append(1), lambda: len(ends) > 1)) == [b"one\n", b""]
+    os.close(read)
+    os.close(write)
+
+
+def test_what_is_missing_of_an_input_is_told_apart_from_what_is_odd(tmp_path: Path) -> None:
+    path = tmp_path / "cut.gz"
+    path.write_bytes(gzip.compress(os.urandom(5000))[:-100])
+    with open_input(str(path)) as source:
+        list(source.blocks())
+    assert source.incomplete == source.notes
+    wide = tmp_path / "wide.log"
+    wide.write_bytes("hello\n".encode("utf-16"))
+    with open_input(str(wide)) as source:
+        list(source.blocks())
+    assert len(source.notes) == 1
+    assert source.incomplete == []
 
 
 def test_following_a_compressed_file_reads_it_once_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = 
     """Read, explain, write; the exit code. `shown` is the command as the report's advice repeats it."""
     import msgspec
 
-    from memledger.cli import reading
+    from memledger.cli import output, reading
     from memledger.findings.selection import Selection
     from memledger.report.view import Options
 
@@ -65,6 +65,8 @@ def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = 
     redraw = (lambda report: _redraw(wanted.apply(report), options, asked)) if follow else None
     result = reading.read(files, [Path(f) for f in asked.rule_files], asked.gpu_total, redraw)
     result = msgspec.structs.replace(result, report=wanted.apply(result.report))
+    if follow:
+        output.clear_screen()
     return finish(result, options, asked)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -21,7 +22,8 @@ def style(width: int | None, no_color: bool) -> Style:
 
     terminal = sys.stdout is not None and sys.stdout.isatty()
     columns = width or (shutil.get_terminal_size().columns if terminal else PIPED_WIDTH)
-    return Style(columns, _colour(terminal, no_color), is_unicode(getattr(sys.stdout, "encoding", None)))
+    unicode = is_unicode(getattr(sys.stdout, "encoding", None)) and not _asks_for_ascii(os.environ)
+    return Style(columns, _colour(terminal, no_color), unicode)
 
 
 def _colour(terminal: bool, no_color: bool) -> bool:
@@ -30,6 +32,12 @@ def _colour(terminal: bool, no_color: bool) -> bool:
     if os.environ.get("FORCE_COLOR"):
         return os.environ["FORCE_COLOR"] != "0"
     return terminal and os.environ.get("TERM") != "dumb"
+
+
+def _asks_for_ascii(environment: Mapping[str, str]) -> bool:
+    """Whether the user set the C locale by hand; Python writes UTF-8 under it unless it is told what to write."""
+    told = environment.get("PYTHONIOENCODING") or environment.get("PYTHONUTF8")
+    return environment.get("LC_ALL") in {"C", "POSIX"} and not told
 
 
 def is_unicode(encoding: str | None) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -54,25 +57,45 @@ def read(
     """
     in_force = rules(rule_files)
     bar = ProgressBar() if sys.stderr.isatty() and on_news is None else None
-    latest: list[Report] = []
 
     def on_idle(report: Report) -> bool:
-        latest[:] = [report]
         if on_news is not None:
             on_news(complete(report, gpu_total))
         return True
 
     try:
-        got = pipeline.read(files, in_force, progress=bar, on_idle=on_idle if on_news is not None else None)
-    except KeyboardInterrupt:
-        if not latest:
-            raise
-        got = pipeline.Reading(latest[0])
+        if on_news is None:
+            got = pipeline.read(files, in_force, progress=bar)
+        else:
+            with interrupted() as ended:
+                got = pipeline.read(files, in_force, on_idle=on_idle, ended=ended)
     finally:
         if bar is not None:
             bar.finish()
     problems = tuple(clean(problem) for problem in got.problems)
     return ReadResult(complete(got.report, gpu_total), problems, nothing_recognised(got))
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came: the first one asks for an end with a report, the second one ends at once."""
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def take(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        restore()
+
+    for number in before:
+        signal.signal(number, take)
+    try:
+        yield lambda: bool(came)
+    finally:
+        restore()
 
 
 def complete(report: Report, gpu_total: Total | None) -> Report:

@@ -15,8 +15,17 @@ SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 def encode(report: Report) -> bytes:
     """The report as one JSON document, ending in a newline. Text from the log is cleaned and masked."""
     # A file name need not be text: what is not comes out as `?`.
-    inputs = tuple(msgspec.structs.replace(i, path=i.path.encode("utf-8", "replace").decode()) for i in report.inputs)
-    safe = msgspec.structs.replace(report, inputs=inputs, servers=tuple(_safe(s) for s in report.servers))
+    inputs = tuple(
+        msgspec.structs.replace(i, path=_text(i.path), notes=tuple(clean(_text(note)) for note in i.notes))
+        for i in report.inputs
+    )
+    sources = tuple(
+        msgspec.structs.replace(s, reason=clean(_text(s.reason), 2000) if s.reason is not None else None)
+        for s in report.sources
+    )
+    safe = msgspec.structs.replace(
+        report, inputs=inputs, sources=sources, servers=tuple(_safe(s) for s in report.servers)
+    )
     return msgspec.json.format(msgspec.json.encode(safe), indent=1) + b"\n"
 
 
@@ -54,6 +63,10 @@ def _safe(server: Server) -> Server:
 def _safe_rank(rank: Rank) -> Rank:
     gpu = msgspec.structs.replace(rank.gpu, name=_clean(rank.gpu.name), uuid=_clean(rank.gpu.uuid))
     return msgspec.structs.replace(rank, gpu=gpu, host=_clean(rank.host))
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()
 
 
 def _clean(value: Any) -> Any:

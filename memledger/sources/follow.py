@@ -1,8 +1,9 @@
-"""A file that grows: wait for more, notice truncation and rotation."""
+"""An input that grows: wait for more, notice truncation and rotation of a file."""
 
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +12,20 @@ from typing import BinaryIO, Final
 WAIT_SECONDS: Final = 0.25
 
 
+def never() -> bool:
+    """For an input that nobody ends early."""
+    return False
+
+
 def growing(
     path: Path,
     stream: BinaryIO,
     block_bytes: int,
     note: Callable[[str], None],
     wait: Callable[[float], None] = time.sleep,
+    ended: Callable[[], bool] = never,
 ) -> Iterator[bytes]:
-    """The file's bytes for ever. An empty block each time there is nothing new; the caller ends it.
+    """The file's bytes until `ended` says so. An empty block each time there is nothing new.
 
     A file cut to nothing is read again from its start; a file moved away (log rotation) is read to its end, then its
     successor is read.
@@ -28,7 +35,7 @@ def growing(
     last = b"\n"
     idle = False
     try:
-        while True:
+        while not ended():
             if block := os.read(descriptor, block_bytes):
                 last = block[-1:]
                 idle = False
@@ -61,6 +68,33 @@ def growing(
     finally:
         if own is not None:
             os.close(own)
+
+
+def arriving(
+    descriptor: int,
+    block_bytes: int,
+    wait: Callable[[float], None] = time.sleep,
+    ended: Callable[[], bool] = never,
+) -> Iterator[bytes]:
+    """A pipe's bytes to its end, or until `ended` says so. An empty block each time there is nothing new."""
+    idle = False
+    while not ended():
+        if not has_more(descriptor):
+            if not idle:
+                idle = True
+                yield b""
+            wait(WAIT_SECONDS)
+            continue
+        block = os.read(descriptor, block_bytes)
+        if not block:
+            return
+        idle = False
+        yield block
+
+
+def has_more(descriptor: int, seconds: float = 0.0) -> bool:
+    """Whether reading would give something (or the end) at once, or within some seconds."""
+    return bool(select.select([descriptor], [], [], seconds)[0])
 
 
 def _was_cut(descriptor: int) -> bool:

@@ -12,11 +12,13 @@ from typing import BinaryIO, Final, Literal
 
 from memledger.sources.compressed import compression_of, decompressed
 from memledger.sources.encoding import to_utf8
-from memledger.sources.follow import growing
+from memledger.sources.follow import WAIT_SECONDS, arriving, growing, has_more, never
 
 BLOCK_BYTES: Final = 512 * 2**10
 HEAD_BYTES: Final = 64 * 2**10
 FIRST_BYTES: Final = 512
+LEAST_FIRST_BYTES: Final = 8
+"""Enough to know a compressed stream by."""
 STANDARD_INPUT: Final = "-"
 
 Kind = Literal["text", "binary", "empty", "unknown"]
@@ -45,7 +47,14 @@ class OpenInput:
     """An input that was opened: a context manager that is read once through `blocks`."""
 
     def __init__(
-        self, path: str, stream: BinaryIO, size: int | None, *, follow: bool, progress: Progress | None
+        self,
+        path: str,
+        stream: BinaryIO,
+        size: int | None,
+        *,
+        follow: bool,
+        progress: Progress | None,
+        ended: Callable[[], bool] = never,
     ) -> None:
         self.path = path
         """The name as given; `-` is standard input."""
@@ -53,12 +62,15 @@ class OpenInput:
         """Bytes of the file (before decompression); None where it has no size (a pipe)."""
         self.notes: list[str] = []
         """What was odd about the input, one sentence each."""
+        self.incomplete: list[str] = []
+        """Those of the notes that say why not all of it could be read."""
         self.kind: Kind = "unknown"
         """What the first bytes look like; known from the first block on."""
         self.head = b""
         """The first `HEAD_BYTES` as UTF-8; known from the first block on."""
         self._stream = stream
         self._follow = follow
+        self._ended = ended
         self._progress = progress
 
     def __enter__(self) -> OpenInput:
@@ -77,7 +89,7 @@ class OpenInput:
     def blocks(self) -> Iterator[bytes]:
         """The input as UTF-8, in blocks of any size; an empty block (only with `follow`) means "nothing new for now".
 
-        With `follow` it ends only when the caller stops it.
+        With `follow` a file ends only when the caller stops it or `ended` says so, a pipe when it is closed as well.
         """
         first = self._first()
         how = compression_of(first)
@@ -86,7 +98,7 @@ class OpenInput:
         else:
             if self._follow:
                 self._note(f"{how} data is read once and not followed.")
-            chunks = decompressed(how, self._counted(first, follow=False), self._note)
+            chunks = decompressed(how, self._counted(first, follow=False), self._cut)
         started = False
         for block in to_utf8(chunks, self._note):
             if not started and block:
@@ -98,6 +110,10 @@ class OpenInput:
 
     def _note(self, sentence: str) -> None:
         self.notes.append(f"{self.path}: {sentence}")
+
+    def _cut(self, sentence: str) -> None:
+        self._note(sentence)
+        self.incomplete.append(self.notes[-1])
 
     def _look_at(self, block: bytes) -> None:
         self.head = block[:HEAD_BYTES]
@@ -111,11 +127,20 @@ class OpenInput:
         descriptor = self._stream.fileno()
         first = b""
         try:
-            while len(first) < FIRST_BYTES and (block := os.read(descriptor, BLOCK_BYTES)):
+            while len(first) < FIRST_BYTES and (self._is_there(first) and (block := os.read(descriptor, BLOCK_BYTES))):
                 first += block
         except OSError as error:
             self._stopped(len(first), error)
         return first
+
+    def _is_there(self, first: bytes) -> bool:
+        """Whether to read on for the first bytes; a followed pipe may hold back the rest of them for long."""
+        if not self._follow or self.size is not None:
+            return True
+        while not has_more(self._stream.fileno(), WAIT_SECONDS):
+            if self._ended() or len(first) >= LEAST_FIRST_BYTES:
+                return False
+        return True
 
     def _counted(self, first: bytes, *, follow: bool) -> Iterator[bytes]:
         """The bytes as they are in the file; what is read is told to `progress`."""
@@ -134,26 +159,31 @@ class OpenInput:
             yield first
         descriptor = self._stream.fileno()
         if follow and self.size is not None:
-            yield from growing(Path(self.path), self._stream, BLOCK_BYTES, self._note)
+            yield from growing(Path(self.path), self._stream, BLOCK_BYTES, self._note, ended=self._ended)
+            return
+        if self._follow and self.size is None:
+            yield from (b for b in arriving(descriptor, BLOCK_BYTES, ended=self._ended) if b or follow)
             return
         # A pipe gives what is there; waiting for whole blocks would hold back the last lines.
         while block := os.read(descriptor, BLOCK_BYTES):
             yield block
 
     def _stopped(self, done: int, error: OSError) -> None:
-        self._note(f"reading stopped after {done:,} bytes: {error.strerror or error}.")
+        self._cut(f"reading stopped after {done:,} bytes: {error.strerror or error}.")
 
 
-def open_input(name: str, *, follow: bool = False, progress: Progress | None = None) -> OpenInput:
+def open_input(
+    name: str, *, follow: bool = False, progress: Progress | None = None, ended: Callable[[], bool] = never
+) -> OpenInput:
     """Open a file by name, or standard input (`-`).
 
-    With `follow` a file is read on as it grows, through rotation and truncation.
+    With `follow` an input is read on as it grows, a file through rotation and truncation, until `ended` says so.
 
     Raises:
         InputError: it can't be read.
     """
     if name == STANDARD_INPUT:
-        return OpenInput(name, _standard_input(), None, follow=follow, progress=progress)
+        return OpenInput(name, _standard_input(), None, follow=follow, progress=progress, ended=ended)
     try:
         mode = Path(name).stat().st_mode
         if problem := _not_a_log(name, mode):
@@ -164,7 +194,7 @@ def open_input(name: str, *, follow: bool = False, progress: Progress | None = N
     except ValueError as error:  # a NUL in the name
         raise InputError(name.replace("\0", "\\0"), "that is no file name.") from error
     size = os.fstat(stream.fileno()).st_size if stat.S_ISREG(mode) else None
-    return OpenInput(name, stream, size, follow=follow, progress=progress)
+    return OpenInput(name, stream, size, follow=follow, progress=progress, ended=ended)
 
 
 def _standard_input() -> BinaryIO:
