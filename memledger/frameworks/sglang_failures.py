@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from memledger.events import Event
+from memledger.frameworks.torch_oom import OWN_PROCESS_NOTE, own_process
 from memledger.ledger import Failure
 from memledger.units import Amount
 
@@ -67,6 +68,8 @@ _FATAL: Final = frozenset(
         "cuda_oom",
         "host_memory",
         "state_slots_exhausted",
+        "kv_allocation_failed",
+        "request_slots_failed",
     }
 )
 _NAMES: Final[dict[str, str]] = {
@@ -96,6 +99,15 @@ _COUNTS: Final[dict[str, str]] = {
     "profiled": "profiled_tokens",
     "asked": "asked_tokens",
 }
+
+
+CONSEQUENCES: Final = frozenset({"scheduler_exception", "process_died", "killed"})
+"""Kinds that say that a process ended and not why."""
+
+
+def allocation_failure(event: Event, phase: str) -> Failure:
+    """The failure of torch's warning on a failed try, where the process died without another word on memory."""
+    return Failure("cuda_oom", phase, _numbers(event), (event.evidence,))
 
 
 class FailureLog:
@@ -162,4 +174,11 @@ def _numbers(event: Event) -> dict[str, Any]:
                 numbers[_NAMES.get(name, name)] = [v.bytes if isinstance(v, Amount) else v for v in value]
         else:
             numbers[_COUNTS.get(name, name)] = value
+    if (mine := own_process(event)) is not None:
+        numbers["process_bytes"] = numbers["other"][mine]
+        numbers["process_note"] = OWN_PROCESS_NOTE
+        for name in ("other", "other_pid"):
+            numbers[name] = [v for i, v in enumerate(numbers.get(name, ())) if i != mine]
+            if not numbers[name]:
+                del numbers[name]
     return numbers

@@ -66,6 +66,17 @@ class Pool(NamedTuple):
     evidence: Evidence
 
 
+_POOL_ACCOUNTS: Final = ("kv_cache/", "recurrent_state/")
+ACCOUNT_WORDS: Final = {
+    "weights": "the weights",
+    "kv_cache": "the KV cache",
+    "recurrent_state": "the recurrent state",
+    "cuda_graphs": "the CUDA graphs",
+    "activations": "the activations",
+    "workspace": "a workspace",
+    "communication": "the communication buffers",
+    "request_tables": "the request tables",
+}
 _WINDOW_PARTS: Final = frozenset({"kv_cache/k", "kv_cache/v", "kv_cache/swa_k", "kv_cache/swa_v"})
 
 
@@ -91,6 +102,7 @@ class RankFacts(NamedTuple):
     speculative: bool | None
     hybrid: bool
     version: tuple[tuple[int, ...], tuple[int, ...]]
+    failed: bool = False
 
 
 class RankBuilder:
@@ -619,6 +631,8 @@ class RankBuilder:
         """The rank as a value. `derive` adds what no line prints."""
         cpu = facts.gpu.kind == "cpu"
         items = [*self.items, *derive(self, facts)]
+        if cpu and facts.failed:
+            items = self._without_unfinished_pools(items)
         gpu, opening, readings, base = self._opening(facts, cpu)
         items = [_with_index(i, facts) for i in items]
         entries = [self._entry(i, readings) for i in self._with_contradiction(items)]
@@ -649,6 +663,19 @@ class RankBuilder:
             residual=residual,
             capacity=facts.capacity,
         )
+
+    def _without_unfinished_pools(self, items: list[Item]) -> list[Item]:
+        """The entries without pools after which no reading came.
+
+        Host memory is taken page by page as it is written: the line of a pool's allocation comes before its memory does.
+        """
+        late = {id(i) for i in self._after_last_reading(items) if i.account.startswith(_POOL_ACCOUNTS)}
+        if late:
+            size = total([i.amount for i in items if id(i) in late])
+            self.notes.append(
+                f"a pool of {size.bytes / 2**30:.2f} GiB was announced, but the process died before it was in place: not counted"
+            )
+        return [i for i in items if id(i) not in late]
 
     def _with_contradiction(self, items: list[Item]) -> list[Item]:
         """The sum line of the two sliding-window pools beside its parts, where they do not agree."""
@@ -721,7 +748,7 @@ class RankBuilder:
             counted = [self._entry(i, readings) for i in items if i not in late and not i.account.startswith("host/")]
             head = [e for e in entries if e.account == "in_use_at_start"]
             stages = build_stages(opening, readings, [*head, *counted], CANDIDATES)
-            names = ", ".join(dict.fromkeys(i.account for i in late))
+            names = " and ".join(dict.fromkeys(ACCOUNT_WORDS[i.account.partition("/")[0]] for i in late))
             return stages, close(None, None, entries, open_reason=f"no free-memory reading after {names}")
         counted = [e for e in entries if e.account != "free"]
         stages = build_stages(opening, readings, counted, CANDIDATES)

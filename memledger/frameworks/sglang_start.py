@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
 
 from memledger.events import Event
 from memledger.frameworks.arguments import as_int
+from memledger.frameworks.exceptions import RootCause, is_requests, is_wrapper
 from memledger.frameworks.sglang_config import BEFORE_THE_DUMP, ConfigBuilder
 from memledger.frameworks.sglang_derived import derive
-from memledger.frameworks.sglang_failures import FailureLog
+from memledger.frameworks.sglang_failures import CONSEQUENCES, MOST_FAILURES, FailureLog, allocation_failure
 from memledger.frameworks.sglang_rank import DRAFT_TYPE, RankBuilder, RankFacts
 from memledger.frameworks.sglang_usage import UsageBuilder, largest
 from memledger.frameworks.sglang_versions import VersionRange
-from memledger.ledger import Capacity, Engine, Gpu, Server, Span, State
+from memledger.ledger import Capacity, Engine, Failure, Gpu, Server, Span, State
 from memledger.units import Amount
 
 _RANK_EVENTS: Final[dict[str, Callable[[RankBuilder, Event], None]]] = {
@@ -100,6 +103,20 @@ _CUDA_BACKENDS: Final = frozenset(
 )
 
 
+RankKey = tuple[int | None, int | None, int]
+_TOLD_TO_END: Final = frozenset({-15, -2, 143, 130})
+"""Exit codes of a process that was asked to end (SIGTERM, SIGINT)."""
+
+
+class FailedAllocation(NamedTuple):
+    """What torch's message says of the device, and which rank printed it: by its label, or by its number in the job."""
+
+    key: RankKey | None
+    rank: int | None
+    total_bytes: int
+    gpu: int | None
+
+
 class StartBuilder:
     """One start of one server in the making."""
 
@@ -121,7 +138,14 @@ class StartBuilder:
         self.served = False
         self.notes: list[str] = []
         self.totals: list[int] = []
-        self.oom_totals: dict[int | None, int] = {}
+        self.failed_allocations: list[FailedAllocation] = []
+        self.failing: RankKey | None = None
+        self.failed_ranks: set[RankKey] = set()
+        self.cause = RootCause()
+        self.scheduler_failed = False
+        self.cause_told = False
+        self.retry: Event | None = None
+        self.terminated = False
         self.device_word: str | None = None
         self.rocm = False
         self.traceback_phase: str | None = None
@@ -147,6 +171,10 @@ class StartBuilder:
             return
         if event.id not in BEFORE_THE_DUMP and event.id != "server_args":
             self.begun = True
+        if kind != "failure" and event.id != "traceback" and not self.scheduler_failed:
+            # Whoever prints on has not died of the exception before.
+            self.cause.forget()
+            self.retry = None
         if event.id in _SERVING:
             self._serve(event)
         elif kind == "failure":
@@ -162,13 +190,42 @@ class StartBuilder:
             self.up = self.up or bool(self.ranks)
         elif event.id == "http_stopped":
             self.stopped = True
+        elif event.id in {"exception", "on_chip_memory"}:
+            self._take_exception(event)
+        elif event.id == "exception_detail":
+            self.cause.detail(event)
+        elif event.id == "alloc_retry":
+            self.retry = event
         if event.rule.kind == "failure":
             self.begun = True
             self._fail(event)
             if (total := event.amount("total")) is not None:
-                self.oom_totals[event.count("gpu")] = total.bytes
+                key = _key(event) if _labelled(event) else self.failing
+                found = FailedAllocation(key, event.prefix.ranks.get("rank"), total.bytes, event.count("gpu"))
+                self.failed_allocations = [*self.failed_allocations, found][:MOST_FAILURES]
+
+    def _take_exception(self, event: Event) -> None:
+        """The end of a traceback that no rule about memory takes: the cause, should the server die of it."""
+        if self.cause_told or is_wrapper(event) or (self.served and not self.scheduler_failed and is_requests(event)):
+            return
+        early = not self.ranks and not self.scheduler_failed
+        level = 0 if self.scheduler_failed else 1
+        self.cause.take(event, self.failing, level, self._phase(event), before_engine=early)
 
     def _fail(self, event: Event) -> None:
+        if self.terminated and event.id in {"child_died", "killed"}:
+            code = event.count("code") if event.count("code") is not None else event.count("code2")
+            if code is None or code in _TOLD_TO_END:
+                # The server was told to end, and its processes did.
+                return
+        if event.id == "scheduler_exception":
+            self.scheduler_failed = True
+            self.failing = _key(event) if _labelled(event) else self.failing
+            if _labelled(event):
+                self.rank(event)
+                self.failed_ranks.add(_key(event))
+        elif event.id == "child_died":
+            self.cause_told = self.scheduler_failed
         self.failures.add(event, self._phase(event))
         fraction = event.number("fraction")
         if fraction is not None:
@@ -179,6 +236,9 @@ class StartBuilder:
         if function == "run_scheduler_process":
             self.traceback_phase = None
         phase = _FUNCTION_PHASES.get(function or "")
+        if phase is None and self.traceback_phase is None and "/mem_cache/" in event.message:
+            # Nothing of the serving loop above it: the pools are being built.
+            phase = "pools"
         if phase is not None:
             self.traceback_phase = phase
 
@@ -187,9 +247,12 @@ class StartBuilder:
             return self.traceback_phase
         if self.served and not self._loading():
             return "serving"
-        rank = self.ranks.get(_key(event)) if event.prefix.ranks else None
+        key = _key(event) if _labelled(event) else self.failing
+        rank = self.ranks.get(key) if key is not None else None
         if rank is not None:
             return rank.phase()
+        if key is not None and len(self.ranks) > 1:
+            return "startup"
         phases = [r.phase() for r in self.ranks.values()]
         return phases[-1] if phases else "startup"
 
@@ -300,7 +363,7 @@ class StartBuilder:
         self.up = self.up or bool(self.ranks)
 
     def _on_shutdown(self, event: Event) -> None:
-        self.stopped = True
+        self.stopped = self.terminated = True
 
     def _on_capacity(self, event: Event) -> None:
         if _may_be_cut(event):
@@ -521,6 +584,7 @@ class StartBuilder:
                 self.config.speculative if self.config.speculative is not None else (True if rank.draft else None),
                 self.config.hybrid,
                 self.versions.bounds(self.config.version),
+                self.failures.fatal,
             )
             ranks.append(rank.build(facts, derive))
         notes = list(self.notes)
@@ -539,14 +603,32 @@ class StartBuilder:
             ranks=tuple(ranks),
             engines=engines,
             usage=largest(self.usage.values(), _alike(r.capacity.state_slots for r in ranks)),
-            failures=self.failures.build(),
+            failures=self._failures(),
             notes=tuple(notes),
         )
+
+    def _failures(self) -> tuple[Failure, ...]:
+        """All failures; the exception that the server died of first, where no line about memory is the cause.
+
+        What only says that a process ended (or was ended for another's sake) stands in the phase of the cause.
+        """
+        found = list(self.failures.build())
+        causes = [f for f in found if f.kind not in CONSEQUENCES]
+        if not causes and self._state() == "failed":
+            if self.retry is not None and not self.cause:
+                causes = [allocation_failure(self.retry, found[0].phase if found else "startup")]
+            elif (exception := self.cause.failure()) is not None:
+                causes = [exception]
+            found = [*causes, *found]
+        if not causes:
+            return tuple(found)
+        phase = causes[0].phase
+        return tuple(msgspec.structs.replace(f, phase=phase) if f.kind in CONSEQUENCES else f for f in found)
 
     def _told(self) -> list[RankBuilder]:
         """Ranks of which the log tells something, in order; one that only appears as a label is left out beside others."""
         ordered = [self.ranks[key] for key in sorted(self.ranks, key=_sort_key)]
-        told = [r for r in ordered if r.items or r.readings or r.final is not None]
+        told = [r for r in ordered if r.items or r.readings or r.final is not None or r.key in self.failed_ranks]
         return told or ordered
 
     def _complete_config(self, config: dict[str, Any]) -> None:
@@ -573,7 +655,9 @@ class StartBuilder:
         return path if isinstance(path, str) else None
 
     def _state(self) -> State:
-        fatal = self.failures.fatal
+        fatal = self.failures.fatal or (
+            bool(self.cause) and not (self.ready or self.served or self.stopped) and (self.begun or self.config.dumped)
+        )
         if fatal and not (self.stopped and self.served and not self.failures.memory):
             return "failed"
         if self.stopped:
@@ -598,15 +682,25 @@ class StartBuilder:
 
     def _rank_gpu(self, gpu: Gpu, rank: RankBuilder) -> Gpu:
         """The device's total where a line prints it: for every device alike, or for the one an allocation failed on."""
-        total: int | None = None
-        if self.totals:
-            total = self.totals[0] if len(set(self.totals)) == 1 else None
-        elif self.oom_totals:
-            alike = set(self.oom_totals.values())
-            total = alike.pop() if len(alike) == 1 and len(self.ranks) == 1 else self.oom_totals.get(rank.tp)
-        if total is None or gpu.kind == "cpu":
+        if gpu.kind == "cpu":
             return gpu
-        return Gpu(kind=gpu.kind, total_bytes=total)
+        total = self.totals[0] if self.totals and len(set(self.totals)) == 1 else None
+        failed = self._failed_allocation(rank)
+        if total is None and failed is not None and not self.totals:
+            total = failed.total_bytes
+        return Gpu(kind=gpu.kind, index=failed.gpu if failed is not None else None, total_bytes=total)
+
+    def _failed_allocation(self, rank: RankBuilder) -> FailedAllocation | None:
+        """The allocation that failed on this rank: its own process printed it, or a server of one GPU did."""
+        number = rank.tp if rank.dp is None and rank.pp is None else None
+        own = [f for f in self.failed_allocations if f.key == rank.key or (f.rank is not None and f.rank == number)]
+        if own:
+            return own[0]
+        sizes = [as_int(self.config.argument(n)) for n in ("tp_size", "pp_size", "dp_size")]
+        if any(size not in (None, 1) for size in sizes) or len(self.ranks) > 1 or rank.key != (None, None, 0):
+            return None
+        alone = [f for f in self.failed_allocations if f.key is None]
+        return alone[0] if len({(f.total_bytes, f.gpu) for f in alone}) == 1 else None
 
     # ------------------------------------------------------------------ capacity and usage per engine
 
