@@ -322,6 +322,7 @@ def test_30_34_36_what_others_hold_at_the_start(ask, question, free, total, frac
     found, _ = ask(vllm_start("0.15.0", length=8192), free_too_small(free, total, fraction, asked))
     assert f"{others} GiB were in use by others" in found["ML201"].text
     assert found["ML303"].severity == "warning"
+    assert "workers were left behind or run outside the container's view" in found["ML303"].text
 
 
 def test_32_a_first_server_is_charged_to_the_second(ask):

@@ -95,6 +95,8 @@ def in_use_at_start(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     evidence = tuple(e for entry in rows for e in entry.evidence)
     opening = rank.residual.opening_bytes
     severity: Severity = "warning" if opening and size > LARGE_SHARE * opening and given is None else "note"
+    if severity == "warning":
+        text += " Where nvidia-smi shows no process, workers were left behind or run outside the container's view."
     return Finding("ML303", "memory in use before the start", severity, size, text, evidence)
 
 

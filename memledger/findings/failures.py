@@ -28,6 +28,11 @@ _WORDS: Final = {
     "not_device_memory": "A kernel asked for more on-chip memory than there is (device memory is not short)",
     # wordings of one engine
     "cuda_oom": "The GPU ran out of memory",
+    "cuda_error": "A device call failed, and not for lack of memory",
+    "library_error": "A library's call failed",
+    "config_error": "The server refused its configuration",
+    "exception": "A process of the server ended with an exception",
+    "other_process_killed": "Host memory ran out, and the kernel killed a process that is none of the server's own",
     "hip_oom": "The GPU ran out of memory",
     "no_cache_blocks": "Weights, activations and graphs leave nothing of the memory budget for the KV cache",
     "free_memory_changed": "Another process took or gave back GPU memory while this one measured it",
@@ -105,6 +110,9 @@ _PHASE_ADDS: Final = {
     "process_died",
     "killed",
     "exit_137",
+    "cuda_error",
+    "library_error",
+    "exception",
 }
 """Kinds that may happen at any time: the phase is part of the answer."""
 
@@ -151,6 +159,9 @@ def describe(failure: Failure) -> str:
         )
     elif phase is not None and failure.kind in _PHASE_ADDS:
         what += f" {phase}"
+    if isinstance(cause := failure.numbers.get("cause"), str):
+        kind = failure.numbers.get("exception")
+        return f"{what}: {f'{kind}: ' if isinstance(kind, str) else ''}{cause.rstrip('.')}."
     figures = _figures(failure.numbers)
     return f"{what}: {figures}." if figures else f"{what}."
 
@@ -331,7 +342,18 @@ def state_needs_blocks(server: Server, _: Context = NO_CONTEXT) -> Finding | Non
 # ------------------------------------------------------------------------------------------------------------- figures
 
 _NAMES: Final = {"max_num_seqs": "max_num_seqs", "max_model_len": "max_model_len", "state_per_slot_bytes": "one slot"}
-_LEFT_OUT: Final = {"pid", "exit_code", "rank", "rank2", "code", "code2", "gpu_index", "other", "other_pid"}
+_LEFT_OUT: Final = {
+    "pid",
+    "largest_process_pid",
+    "exit_code",
+    "rank",
+    "rank2",
+    "code",
+    "code2",
+    "gpu_index",
+    "other",
+    "other_pid",
+}
 
 
 def _figures(numbers: dict[str, Any]) -> str:
@@ -378,6 +400,9 @@ def _other_sizes(numbers: dict[str, Any]) -> list[int]:
 
 
 def _named(name: str, value: Any) -> str | None:
+    if name.endswith("_gb") and isinstance(value, (int, float)):
+        # Ray's own unit, whose base its documents do not tell.
+        return f"{name.removesuffix('_gb').replace('_', ' ')} {value:,.2f} GB"
     if name in _LEFT_OUT or value is None or isinstance(value, (bool, dict, list, tuple)):
         return None
     label = _NAMES.get(name, name.removesuffix("_bytes").replace("_", " "))
