@@ -58,8 +58,9 @@ def why_apart(a: Server, b: Server) -> str | None:
         return "the start time is not in both logs"
     if apart > STARTS_APART_SECONDS:
         return f"they started {round(apart / 60)} minutes apart"
-    if both := {_key(r) for r in a.ranks} & {_key(r) for r in b.ranks}:
-        return f"both hold the same rank ({sorted(map(str, both))[0]})"
+    there = {_key(r) for r in b.ranks}
+    if both := [r for r in a.ranks if _key(r) in there]:
+        return f"both hold the same rank ({both[0].label}{f' on {both[0].host}' if both[0].host else ''})"
     return None
 
 

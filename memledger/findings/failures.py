@@ -8,6 +8,7 @@ from typing import Any, Final
 from memledger import words as n
 from memledger.findings.figures import NO_CONTEXT, Context
 from memledger.ledger import Effect, Failure, Finding, Remedy, Server, Severity, account_total
+from memledger.sanitize import clean
 
 _WORDS: Final = {
     # kinds of incidents
@@ -28,7 +29,7 @@ _WORDS: Final = {
     "not_device_memory": "A kernel asked for more on-chip memory than there is (device memory is not short)",
     # wordings of one engine
     "cuda_oom": "The GPU ran out of memory",
-    "cuda_error": "A device call failed, and not for lack of memory",
+    "cuda_error": "A call to the device failed",
     "library_error": "A library's call failed",
     "config_error": "The server refused its configuration",
     "exception": "A process of the server ended with an exception",
@@ -218,11 +219,20 @@ def _state_blocks_too_few(numbers: dict[str, Any]) -> str | None:
     return f"{n.count(requests)} requests may run, each holds at least one state block, and there are {n.count(blocks)}: --max-num-seqs {blocks} would fit."
 
 
+def _other_process_killed(numbers: dict[str, Any]) -> str | None:
+    name, held = numbers.get("name"), numbers.get("anon_rss_bytes")
+    if not isinstance(name, str):
+        return None
+    size = f" ({n.gib_about(held)})" if isinstance(held, int) else ""
+    return f"Host memory ran out, and the kernel killed {clean(name, 40)}{size}, which is none of the server's own processes."
+
+
 _SPECIAL: Final[dict[str, Callable[[dict[str, Any]], str | None]]] = {
     "kv_too_small": _kv_too_small,
     "free_memory_too_small": _free_memory_too_small,
     "weights_leave_no_kv": _weights_leave_no_kv,
     "state_blocks_too_few": _state_blocks_too_few,
+    "other_process_killed": _other_process_killed,
 }
 
 

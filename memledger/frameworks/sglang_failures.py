@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from memledger.events import Event
+from memledger.frameworks.kernel import kind_of_kill
 from memledger.frameworks.torch_oom import OWN_PROCESS_NOTE, own_process
 from memledger.ledger import Failure
 from memledger.units import Amount
@@ -132,7 +133,7 @@ class FailureLog:
 
     def add(self, event: Event, phase: str, *, kind: str | None = None) -> None:
         """Take one failure line. `phase` is where the rank stood."""
-        kind = kind or _KINDS.get(event.id, event.id)
+        kind = kind or kind_of_kill(event) or _KINDS.get(event.id, event.id)
         if event.rule.framework == "any" and "graph failed" in event.message[:200]:
             phase = "graph_capture"
         phase = _PHASES.get(event.id, phase)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from memledger.events import Event
+from memledger.frameworks.kernel import kind_of_kill
 from memledger.frameworks.torch_oom import OWN_PROCESS_NOTE, own_process
 from memledger.ledger import Failure
 from memledger.units import GIB, Amount
@@ -123,7 +124,7 @@ def failure(event: Event, phase: str) -> Failure:
         event: an event of kind `failure`.
         phase: where the start stood, used where the line does not say it itself.
     """
-    kind = _KINDS.get(event.id, event.id)
+    kind = kind_of_kill(event) or _KINDS.get(event.id, event.id)
     return Failure(kind, _PHASES.get(event.id, phase), numbers(event), (event.evidence,))
 
 

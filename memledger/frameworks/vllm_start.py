@@ -346,6 +346,8 @@ class Start:
             self._cause.detail(event)
         elif rule == "alloc_retry":
             self._retry = event
+        elif rule in {"ray_node_memory", "ray_process_memory"}:
+            self._take_ray(event)
         elif rule == "http_started":
             self._ready, self._phase = True, "serving"
         elif rule == "http_stopped":
@@ -628,7 +630,7 @@ class Start:
         # The front end's own allocations fail for one request; an engine's are its end, unless it is seen to go on.
         front = re.match(r"(?:API|Api)Server", event.prefix.process or "") is not None
         self._failed_last = self._failed_last or (found.kind == "cuda_oom" and self._ready and not front)
-        if not self._ready and self._phase != "serving":
+        if not self._ready and self._phase != "serving" and found.kind != "other_process_killed":
             self._died = True
 
     def _take_exception(self, event: Event) -> None:
@@ -646,6 +648,23 @@ class Start:
             phase = "start"
         early = front and not self.engine_lines and not self._ranks
         self._cause.take(event, event.prefix.pid or process, level, phase, before_engine=early)
+
+    def _take_ray(self, event: Event) -> None:
+        """What Ray's memory monitor says after it killed a worker: of the node, and of its largest process."""
+        found = [i for i, f in enumerate(self._failures) if f.kind == "host_memory"]
+        if not found:
+            return
+        failure_ = self._failures[found[-1]]
+        figures = {name: value for name in ("used", "limit", "task") if (value := event.number(name)) is not None}
+        if event.id == "ray_process_memory":
+            # The table is sorted: its first line is the largest.
+            new = {"largest_process_gb": figures.get("used"), "largest_process_pid": event.count("pid")}
+        else:
+            names = {"used": "node_used_gb", "limit": "node_limit_gb", "task": "killed_process_gb"}
+            new = {names[name]: value for name, value in figures.items()}
+        numbers_ = {**new, **failure_.numbers}
+        evidence = failure_.evidence if numbers_ == failure_.numbers else (*failure_.evidence, event.evidence)[:4]
+        self._failures[found[-1]] = msgspec.structs.replace(failure_, numbers=numbers_, evidence=evidence)
 
     def _went_on(self, event: Event) -> None:
         """A process that prints on has not died of what it printed before."""
