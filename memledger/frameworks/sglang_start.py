@@ -146,6 +146,8 @@ class StartBuilder:
         self.cause_told = False
         self.retry: Event | None = None
         self.terminated = False
+        self.told = False
+        """Whether a figure or a line with the engine's own prefix was read: words alone may be somebody's prose."""
         self.device_word: str | None = None
         self.rocm = False
         self.traceback_phase: str | None = None
@@ -165,6 +167,7 @@ class StartBuilder:
         """One event that belongs to this start."""
         self.touch(event)
         self.versions.see(event)
+        self.told = self.told or _tells(event)
         kind = event.rule.kind
         if event.rule.framework == "any":
             self._take_any(event)
@@ -560,7 +563,7 @@ class StartBuilder:
 
     def build(self) -> Server | None:
         """The start as a value; None where nothing of a server was seen."""
-        if not self.spans:
+        if not self.spans or not self.told:
             return None
         for builder in self.ranks.values():
             builder.finish()
@@ -776,6 +779,13 @@ def _sort_key(key: tuple[int | None, int | None, int]) -> tuple[int, int, int]:
 
 def _first(values: Any) -> Any:
     return next((v for v in values if v is not None), None)
+
+
+def _tells(event: Event) -> bool:
+    """Whether a line shows a server: by a figure, a failure, its arguments or the engine's prefix."""
+    if event.rule.kind == "failure" or event.id == "server_args" or event.prefix.style == "sglang":
+        return True
+    return any(value is not None and value != () and not isinstance(value, str) for value in event.fields.values())
 
 
 def _alike(values: Iterable[int | None]) -> int | None:

@@ -389,7 +389,8 @@ def plain_sentence(server: Server, *, several: bool | None = None) -> str:
         if server.usage.peak_running_requests is not None or server.usage.peak_kv_usage is not None:
             return "The log holds no start-up of this server, only serving lines: what was allocated is not in it."
         return "No line gives the size of an allocation in this start."
-    rank = worst(ranks)
+    named = [r for r in ranks if any(e.account not in {"free", "reserve"} and e.bytes > 0 for e in r.entries)]
+    rank = worst(named or ranks)
     opening = rank.residual.opening_bytes
     rows = [(a, t) for a, t in account_totals(rank) if a not in {"free", "reserve"} and t.bytes > 0]
     rows.sort(key=lambda item: -item[1].bytes)
