@@ -29,7 +29,7 @@ from memledger.prefix import (
 )
 from memledger.sanitize import clean, strip_terminal
 from memledger.usage import DIGITS, Shape, UsageLines, learn
-from memledger.wrap import Unwrapper, describe, seams_before
+from memledger.wrap import NARROWEST, Unwrapper, describe, seams_before
 
 MOST_EXAMPLES: Final = 20
 LONGEST_LINE: Final = 2**20
@@ -297,7 +297,7 @@ class Scanner:
         message = record.message
         try:
             found = self._match(message, self._rules_for(ids))
-            if following and _may_go_on(message, found, following[0]):
+            if following and _may_go_on(message, found, record.text, following):
                 longer = self._joined(record, found, ids, following)
                 if longer is not None:
                     found, message = longer
@@ -526,11 +526,19 @@ def _said(found: tuple[Rule, dict[str, Value]] | None) -> int:
     return -1 if found is None else sum(value != () for value in found[1].values())
 
 
-def _may_go_on(message: str, found: tuple[Rule, dict[str, Value]] | None, following: bytes) -> bool:
-    """Whether the next line may belong to the record: it was not understood, or ends as nothing ends, or is an error's."""
-    if found is None or found[0].kind == "failure" or found[0].last:
+def _may_go_on(
+    message: str, found: tuple[Rule, dict[str, Value]] | None, text: str, following: Sequence[bytes]
+) -> bool:
+    """Whether the next line may belong to the record.
+
+    It was not understood, or ends as nothing ends, or is an error's; or no line near is longer, as where a terminal
+    wrapped them (too few to tell the width from).
+    """
+    if found is None or found[0].kind == "failure":
         return True
-    return _UNFINISHED.search(message) is not None or _cut_in_number(message, following)
+    if _UNFINISHED.search(message) is not None or _cut_in_number(message, following[0]):
+        return True
+    return len(text) >= NARROWEST and all(len(line) <= len(text) for line in following)
 
 
 def _cut_in_number(message: str, following: bytes) -> bool:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from memledger.prefix import start_style
+from memledger.prefix import start_style, text_after_prefix
 from memledger.sanitize import strip_terminal
 
 NARROWEST: Final = 40
@@ -40,7 +40,7 @@ STYLE_CHARACTERS: Final = 200
 _DIGITS: Final = b"0123456789"
 _ANY_DIGIT: Final = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 _ODD: Final = re.compile(rb"[\x1b\r\x80-\xff]")
-_RULER: Final = re.compile(r"\W*\Z|[|+│┃║╭╰├┌└#].*[|+│┃║╮╯┤┐┘#]\s*\Z", re.DOTALL)
+_RULER: Final = re.compile(r"\W{10,}\Z|[|+│┃║╭╰├┌└#].*[|+│┃║╮╯┤┐┘#]\s*\Z", re.DOTALL)
 _LEAD: Final = re.compile(rb"(?:> ?| {2,8}|\t)(?=\S)")
 _SOME_WIDTHS: Final = frozenset({79, 127, 128, 132, 211, 212, 236, 237, 238, 239, 256})
 _LOOSE: Final = frozenset({"indented", "markdown", "numbered", "slurm", "grep", "shell_prompt", "box", "custom_level"})
@@ -184,8 +184,8 @@ class Unwrapper:
             return False
         if self._starts(whole, follows, stretch.styles) or _is_ruler(follows) or _is_ruler(whole):
             return False
-        # A record without a prefix of its own, unless all that stands before it is a prefix.
-        return _only_prefix(whole) or not self._is_record(follows)
+        # Where records have prefixes, one without is not expected; elsewhere what it says tells it.
+        return self._style(whole) in stretch.styles or _only_prefix(whole) or not self._is_record(follows)
 
     def _starts(self, line: bytes, follows: bytes, styles: frozenset[str]) -> bool:
         """Whether the line after `line` starts a record, where records start with one of `styles`."""
@@ -199,7 +199,9 @@ class Unwrapper:
         if key not in self._styles:
             if len(self._styles) >= MOST_STYLES:
                 self._styles.clear()
-            self._styles[key] = start_style(line[:STYLE_CHARACTERS].decode("utf-8", "replace"))
+            style = start_style(line[:STYLE_CHARACTERS].decode("utf-8", "replace"))
+            # One blank is the one between two words.
+            self._styles[key] = style if style != "indented" or line[1:2] in {b" ", b"\t"} else None
         return self._styles[key]
 
     def stretches(self, lines: list[bytes]) -> list[Stretch]:
@@ -336,9 +338,7 @@ def _is_of_table(line: bytes, follows: bytes) -> bool:
 
 
 def _only_prefix(line: bytes) -> bool:
-    from memledger.prefix import text_after_prefix
-
-    return not text_after_prefix(line.decode("utf-8", "replace")).strip()
+    return not text_after_prefix(strip_terminal(line.decode("utf-8", "replace"))).strip()
 
 
 def _common_lead(lines: list[bytes]) -> bytes:
