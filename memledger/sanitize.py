@@ -23,6 +23,7 @@ _HIDDEN: Final = re.compile(
 _HINTS: Final = (
     "key", "token", "secret", "passw", "passphrase", "credential", "authorization", "bearer", "://", "signature", "sig=",
     "sk-", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github", "glpat", "xox", "nvapi", "akia", "asia", "aiza", "eyj", "private",
+    "cookie", "-u ", "--user", "--proxy-user",
 )  # fmt: skip
 
 # Counts of tokens, which most lines with a hint are about.
@@ -39,25 +40,31 @@ _NAMES: Final = r"""
       | (?:hf|hugging[_-]?face(?:[_-]?hub)?|hub|auth|access|refresh|id|api|session|git(?:hub|lab)|wandb|modelscope|security|private|secret
           |admin|user|jwt|oauth2?|bot|slack|service|client|personal|deploy|registry|bearer|csrf)[_-]?tokens?
     )
-  | (?:proxy-)?authorization | x-amz-(?:signature|credential|security-token) | x-api-key | signature | (?<=[?&])sig
+  | (?:proxy-)?authorization | (?:set-)?cookie | x-amz-(?:signature|credential|security-token) | x-api-key | signature | (?<=[?&])sig
 """
 _VALUE: Final = r"""
     (?P<value>
         (?:(?:bearer|basic|token)\s+)?(?:
-            \\*"(?:[^"\\]|\\(?!"))*(?:\\?"|$) | \\*'(?:[^'\\]|\\(?!'))*(?:\\?'|$) | \[[^\]]*(?:\]|$) | [^\s,;&)}\]'"\\]+
+            b?\\*"(?:[^"\\]|\\(?!"))*(?:\\?"|$) | b?\\*'(?:[^'\\]|\\(?!'))*(?:\\?'|$)
+          | \[[^\]]*(?:\]|$) | \([^)]*(?:\)|$) | \{[^}]*(?:\}|$) | [^\s,;&)}\]'"\\]+
         )
     )
 """
 _NO_SECRET: Final = r"""(?!\\*["']?(?:None|null|true|false|\*\*\*|\[\]|<redacted>|xxxx+)(?![\w-]))"""
-_WORDS: Final = r"""(?<![\w#])"""
+# Not behind a dash: a name is tried once, where it starts (a line of dashes would else be tried from each of them).
+_WORDS: Final = r"""(?<![\w#-])"""
 
 
 @functools.lru_cache(maxsize=1)
 def _secrets() -> tuple[re.Pattern[str], ...]:
     flags = re.IGNORECASE | re.VERBOSE
     return (
-        # --api-key VALUE, --api-key=VALUE
-        re.compile(rf"(?P<keep>(?<!\w)--?(?:{_NAMES}|token)(?:=|\s+))(?!--){_NO_SECRET}{_VALUE}", flags),
+        # --api-key VALUE, --api-key=VALUE, ['--api-key', 'VALUE']; vLLM takes several keys
+        re.compile(
+            rf"""(?P<keep>(?<![\w-])--?(?:{_NAMES}|token)(?:=|\s+|\\*["']\s*,\s*(?=\\*["'])))(?!\\*["']?--){_NO_SECRET}{_VALUE}
+            (?:\s+[\w.~+/-]{{16,}}(?!\S))*""",
+            flags,
+        ),
         # NAME=VALUE, NAME: VALUE, "name": "value", 'name': ['value']
         re.compile(rf"""(?P<keep>{_WORDS}(?:{_NAMES})\\*["']?\s*[=:]\s*){_NO_SECRET}{_VALUE}""", flags),
         # token=VALUE: a number is a count
@@ -66,6 +73,10 @@ def _secrets() -> tuple[re.Pattern[str], ...]:
             flags,
         ),
         re.compile(r"(?P<keep>\b(?:bearer|basic)\s+)(?P<value>(?=\S*[\d._~+/=-])[A-Za-z0-9._~+/=-]{8,})", flags),
+        # curl -u user:password
+        re.compile(r"(?P<keep>(?<!\S)(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"]{1,100}:)(?P<value>[^\s'\"]+)"),
+        # A URL's token: token@host
+        re.compile(r"(?P<keep>://)(?P<value>[^@\s/:'\"]{16,200})(?=@)"),
         # A URL's password: user:password@host
         re.compile(r"(?P<keep>\b[a-z][\w+.-]{0,30}://[^/\s:@'\"]{0,100}:)(?P<value>[^@\s/'\"]{1,200})(?=@)", flags),
         # Keys known by their look

@@ -1,5 +1,6 @@
 """Text from logs, made fit to be shown: nothing acts on a terminal, no secret is readable, harmless words stay."""
 
+import time
 import unicodedata
 
 import pytest
@@ -55,6 +56,15 @@ SECRET = "s3cr3t-V4lue_of-a-key"
         "https://host/path?api_key={}&x=1",
         "https://bucket/x?X-Amz-Credential=a&X-Amz-Signature={}",
         "https://account/x?sv=1&sig={}",
+        "ServerArgs(api_key=('{}',), host='x')",
+        "ServerArgs(api_key=b'{}', host='x')",
+        "credentials={{'a': '{}'}}",
+        "argv: ['--api-key', '{}', '--tp', '2']",
+        '["--api-key","{}"]',
+        "--api-key the-first-of-several-keys {} --port 8000",
+        "Cookie: session={}",
+        "curl -u user:{} host",
+        "https://{}@host/path",
     ],
 )
 def test_a_named_secret_is_masked(text: str) -> None:
@@ -189,6 +199,17 @@ def test_cleaned_text_is_one_line_of_limited_length() -> None:
     assert len(clean("x" * 10_000)) == SHOWN_LENGTH
     assert clean("x" * 10_000).endswith("\N{HORIZONTAL ELLIPSIS}")
     assert clean("x" * 50, length=10) == "x" * 9 + "\N{HORIZONTAL ELLIPSIS}"
+
+
+@pytest.mark.parametrize("start", ["", 'api_key="', "--api-key ", "Authorization: Bearer ", "http://", "api_key=("])
+@pytest.mark.parametrize(
+    "again", ["-", "a-", "_", "key-", "key=", "\\", '\\"', "(", "a:", "://", "--api-key a", " b", "sk-"]
+)
+def test_masking_takes_time_in_proportion_to_the_text(start: str, again: str) -> None:
+    text = f"key {start}{again * 20_000}"[:20_000]
+    started = time.perf_counter()
+    mask_secrets(text)
+    assert time.perf_counter() - started < 0.5
 
 
 @given(st.text(max_size=300))
