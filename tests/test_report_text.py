@@ -337,7 +337,17 @@ class TestFacts:
         )
         output = text(dense(failures=failures), width=140)
         assert output.count("RuntimeError") == 1
-        assert "line 70: RuntimeError: rank 0 is out of memory (and 3 more like it)" in output
+        assert "line 70 and 3 more like it: RuntimeError: rank 0 is out of memory" in output
+
+    def test_one_allocation_told_in_several_wordings_is_one_row(self):
+        told = "CUDA out of memory. Tried to allocate 126.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 92.00 MiB is free."
+        wordings = (f"torch.OutOfMemoryError: {told}", f"RuntimeError: Worker failed with error '{told}', see above")
+        native = f"[E716 19:47:26.324588983 shim_common.cpp:523] Exception in aoti_torch: {told}"
+        failures = tuple(Failure("decode", "serving", {}, at(7 + i, line)) for i, line in enumerate(wordings))
+        assert text(dense(failures=failures), width=100).count("Tried to allocate") == 1
+        assert "line 3: Exception in aoti_torch: CUDA out of memory." in text(
+            dense(failures=(Failure("decode", "serving", {}, at(3, native)),))
+        )
 
     def test_unread_lines_are_counted_and_shown_on_request(self):
         unread = Unrecognized(2, (Evidence(0, 5, "New pool: 3.50 GB"),))

@@ -234,7 +234,7 @@ def need_unknown(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
         serves = f"{known.words} a request: room for {rooms} requests"
     text = (
         f"{n.gib_about(state)}{each(server)} is recurrent state for {n.count(slots)} slots "
-        f"({n.amount(_bytes_per_slot(rank))} each; {serves}). Not in the log: {_and(missing)}; "
+        f"({_slot_words(rank)} each; {serves}). Not in the log: {_and(missing)}; "
         "so nothing is called idle."
     )
     severity: Severity = "note" if share(rank, state) >= LARGE_SHARE or opening(rank) is None else "info"
@@ -263,6 +263,12 @@ def _slot_entries(rank: Rank) -> list[Entry]:
 def _bytes_per_slot(rank: Rank) -> int:
     """Bytes of one slot: each tensor's bytes over its rows (the padding row included)."""
     return sum(e.bytes // e.detail["rows"] for e in _slot_entries(rank))
+
+
+def _slot_words(rank: Rank) -> str:
+    """The size of one slot, with no more digits than the printed sizes let stand."""
+    tolerance = sum(e.tolerance_bytes // e.detail["rows"] for e in _slot_entries(rank))
+    return n.quotient(_bytes_per_slot(rank), tolerance, 1)
 
 
 def _most_slots_held(server: Server, slots: int) -> int | None:
@@ -297,7 +303,7 @@ def _smaller_pool(
     if per_token:
         effects += [Effect(account="kv_cache", bytes=freed), Effect(capacity="kv_tokens", change=freed // per_token)]
     effects += [Effect(capacity="state_slots", change=wanted - slots)]
-    basis = f"derived: {slots - wanted} slots x {n.amount(slot_bytes)}"
+    basis = f"derived: {slots - wanted} slots x {_slot_words(rank)}"
     if per_token:
         basis += f", over {n.amount(per_token)} per KV token, both from the sizes in the log"
     if any(e.account.startswith("recurrent_state/speculative") for e in rank.entries):
@@ -320,7 +326,7 @@ def _larger_pool(server: Server, rank: Rank, more: int, wanted: int) -> Remedy |
         Effect(capacity="state_slots", change=more),
     )
     basis = (
-        f"derived: {more} slots x {n.amount(_bytes_per_slot(rank))}, over {n.amount(per_token)} per KV token, "
+        f"derived: {more} slots x {_slot_words(rank)}, over {n.amount(per_token)} per KV token, "
         "both from the sizes in the log"
     )
     return Remedy((FLAG, str(wanted)), effects, basis)

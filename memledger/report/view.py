@@ -986,6 +986,10 @@ MOST_FAILURES: Final = 5
 _EXCEPTION: Final = re.compile(r"(?:\b[A-Za-z_]\w*\.)*\b[A-Za-z]\w*(?:Error|Exception)\b: ?(?=\S)")
 _BARE: Final = re.compile(r"Traceback \(most recent call last\):\s*$")
 _NUMBER: Final = re.compile(r"\d+")
+_RAN_OUT: Final = re.compile(r"\b[A-Z]{2,4} out of memory\.")
+_NATIVE: Final = re.compile(r"^\[[EFIW]\d+ [^\]]*\] ")
+"""What libraries written in C++ put before a message (glog's form)."""
+ALIKE_LENGTH: Final = 90
 
 
 def failure_lines(server: Server, report: Report) -> list[str]:
@@ -996,14 +1000,23 @@ def failure_lines(server: Server, report: Report) -> list[str]:
             (None, f"{failure.kind} in {failure.phase}".replace("_", " "))
         ]
         line = max(said, key=lambda item: _tells(item[1]))
-        found.setdefault(_NUMBER.sub("#", line[1]), []).append((line[0], line[1]))
+        found.setdefault(_alike(line[1]), []).append((line[0], line[1]))
     telling = {key: lines for key, lines in found.items() if not _BARE.search(key)} or found
     texts = []
     for lines in telling.values():
         first, text = lines[0]
-        more = f" (and {len(lines) - 1} more like it)" if len(lines) > 1 else ""
-        texts.append((f"{where(first, report)}: " if first is not None else "") + clean(text) + more)
+        more = f" and {len(lines) - 1} more like it" if len(lines) > 1 else ""
+        texts.append((f"{where(first, report)}{more}: " if first is not None else "") + clean(text))
     return texts[:MOST_FAILURES]
+
+
+def _alike(text: str) -> str:
+    """What texts that say the same have in common: no numbers; of an allocation only from what ran out on.
+
+    It is their start only, for the lines are cut at different places.
+    """
+    found = _RAN_OUT.search(text)
+    return _NUMBER.sub("#", text[found.start() :] if found is not None else text)[:ALIKE_LENGTH]
 
 
 def failure_text(line: str) -> str:
@@ -1013,7 +1026,7 @@ def failure_text(line: str) -> str:
     """
     from memledger.prefix import records
 
-    messages = [record.message.strip() for record in records(line)]
+    messages = [_NATIVE.sub("", record.message.strip()) for record in records(line)]
     message = max(messages, key=_tells)
     found = _EXCEPTION.search(message)
     return message[found.start() :] if found is not None else message
