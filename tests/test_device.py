@@ -1,7 +1,9 @@
 """A card's total turns the opening balance from the first reading into the whole device, and nothing else changes."""
 
+import msgspec
+
 from memledger.device import with_device_total
-from memledger.ledger import Gpu, Rank, Reading, Server, build_stages, close, entry
+from memledger.ledger import Gpu, Rank, Reading, Residual, Server, build_stages, close, entry
 from memledger.units import GIB, Amount
 
 
@@ -54,3 +56,30 @@ def test_an_open_ledger_stays_open():
     (got,) = with_device_total(Server("vllm", ranks=(bare,)), Amount(80 * GIB), "derived").ranks
     assert (got.residual.verdict, got.residual.bytes) == ("open", 52 * GIB)
     assert got.gpu.total_bytes == 80 * GIB
+
+
+def vllm_server(missing="the device's total, the budget, the activation peak"):
+    bare = Rank(
+        tp=0,
+        entries=(entry("weights/model", Amount(28 * GIB), "logged"),),
+        residual=Residual(None, None, None, "open", None, f"not in the log: {missing}"),
+    )
+    return Server("vllm", ranks=(bare,), config={"memory_fraction": 0.9})
+
+
+def test_vllms_budget_is_a_share_of_the_total():
+    (got,) = with_device_total(vllm_server(), Amount(80 * GIB), "derived").ranks
+    assert (got.budget.static_bytes, got.budget.slack_bytes) == (72 * GIB, 80 * GIB - 72 * GIB)
+    assert got.residual.verdict == "open"
+
+
+def test_what_the_option_tells_is_not_missing_any_more():
+    server = vllm_server()
+    (got,) = with_device_total(server, Amount(80 * GIB), "derived").ranks
+    assert got.residual.reason == "not in the log: the activation peak"
+
+
+def test_sglangs_fraction_is_not_of_the_total():
+    server = msgspec.structs.replace(vllm_server(), framework="sglang")
+    (got,) = with_device_total(server, Amount(80 * GIB), "derived").ranks
+    assert got.budget.static_bytes is None

@@ -972,3 +972,151 @@ class TestHost:
         )
         assert found.gpu.kind == "npu"
         assert size(found, "cuda_graphs/decode") == 0.8
+
+
+FRAMES = (
+    '  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/managers/scheduler.py", line 4025, in run_scheduler_process\n'
+    '  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/model_executor/model_runner.py", line 2408, in {}\n'
+)
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 384.00 MiB. GPU 0 has a total capacity of 23.56 GiB of which "
+    "338.75 MiB is free. Including non-PyTorch memory, this process has 23.06 GiB memory in use. Of the allocated memory 22.33 "
+    "GiB is allocated by PyTorch, and 210.80 MiB is reserved by PyTorch but unallocated.\n"
+)
+DIES = "Scheduler hit an exception: Traceback (most recent call last):"
+QUIT = "[2026-03-01 10:00:09] SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
+
+
+class TestCauses:
+    def test_the_exception_of_the_scheduler_is_the_cause(self):
+        text = (
+            log(*START, CAPACITY, "The server is fired up and ready to roll!")
+            + log(DIES)
+            + FRAMES.format("forward_decode")
+            + "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+            + QUIT
+            + "Killed\n"
+        )
+        found = server(text)
+        assert found.state == "failed"
+        assert [f.kind for f in found.failures] == ["cuda_error", "scheduler_exception", "process_died", "killed"]
+        assert {f.phase for f in found.failures} == {"decode"}
+        assert found.failures[0].numbers["cause"] == "CUDA error: an illegal memory access was encountered"
+
+    def test_memory_is_the_cause_where_a_line_says_so(self):
+        text = (
+            log(*WEIGHTS, DIES)
+            + FRAMES.format("init_memory_pool")
+            + OUT_OF_MEMORY
+            + "ValueError: on the way out\n"
+            + QUIT
+        )
+        kinds = {f.kind: f.phase for f in server(text).failures}
+        assert kinds == {"scheduler_exception": "pools", "cuda_oom": "pools", "process_died": "pools"}
+
+    def test_the_allocators_warning_is_the_cause_where_nothing_else_is(self):
+        warning = "[rank1]:[W906 07:46:05.008634648 CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 1 while trying to allocate 4334813184 bytes (free: 3779919872, total: 287431131136).\n"
+        found = server(warning + log(DIES, ranks=" DP1 TP1 EP1"))
+        assert found.failures[0].kind == "cuda_oom"
+        assert found.failures[0].numbers["requested_bytes"] == 4334813184
+        assert server(warning + log(*START)).failures == ()
+
+    def test_a_start_that_is_refused_has_failed(self):
+        refused = "ValueError: the tensor parallel size has to divide the number of heads\n"
+        found = server(log(PLAIN, ranks="") + refused)
+        assert (found.state, found.failures[0].kind) == ("failed", "config_error")
+
+    def test_an_exception_that_the_server_survives_is_no_failure(self):
+        found = server(log(PLAIN) + "ImportError: no such module\n" + log(*WEIGHTS))
+        assert (found.state, found.failures) == ("starting", ())
+
+    @pytest.mark.parametrize(("code", "kinds"), [(-15, []), (-9, ["process_died"])])
+    def test_a_server_that_is_told_to_end_does_not_fail_by_ending(self, code, kinds):
+        decode = "Decode batch, #running-req: 6, #token: 1920, token usage: 0.94, cuda graph: True, gen throughput (token/s): 446.45, #queue-req: 5"
+        end = (
+            "SIGTERM received. signum=None frame=None. Draining requests and shutting down...",
+            f"Subprocess scheduler_0 (pid=34) crashed with exit code {code}. Triggering SIGQUIT for cleanup...",
+        )
+        found = server(log(*START, CAPACITY, decode) + log(*end, ranks="") + QUIT)
+        assert (found.state, [f.kind for f in found.failures]) == ("stopped", kinds)
+
+    def test_the_token_pool_running_out_ends_the_scheduler(self):
+        found = server(
+            "RuntimeError: Prefill out of memory. Try to lower your batch size.\n" + log("Available mamba: 760")
+        )
+        assert found.state == "failed"
+
+
+class TestWhoseAllocation:
+    def test_it_is_the_rank_whose_scheduler_died(self):
+        text = log("Memory pool end. avail mem=0.49 GB", ranks=" TP1") + log(DIES, ranks=" TP0") + OUT_OF_MEMORY
+        found = server(text)
+        assert [(r.tp, r.gpu.index, r.gpu.total_bytes is None) for r in found.ranks] == [(0, 0, False), (1, None, True)]
+        assert size(found.ranks[1], "free") == 0.49
+        assert accounts(found.ranks[0]) == set()
+
+    def test_an_unlabelled_one_is_nobodys_among_several(self):
+        text = log(*WEIGHTS, ranks=" TP0") + log(*WEIGHTS, ranks=" TP1") + OUT_OF_MEMORY
+        assert all(r.gpu == r.gpu.__class__(kind=r.gpu.kind) for r in server(text).ranks)
+
+    def test_the_hosts_process_id_of_a_container_is_no_other_process(self):
+        line = OUT_OF_MEMORY.replace("Including non-PyTorch memory, this process has", "Process 77 has")
+        numbers = server(log(*WEIGHTS) + line).failures[0].numbers
+        assert numbers["process_bytes"] == round(23.06 * GIB)
+        assert "other" not in numbers
+
+    def test_the_pools_own_code_is_the_phase(self):
+        frame = '  File "/opt/venv/lib/python3.11/site-packages/sglang/srt/mem_cache/memory_pool.py", line 499, in _init_state\n'
+        assert server(log(PLAIN) + frame + OUT_OF_MEMORY).failures[0].phase == "pools"
+
+
+class TestUsagePeaks:
+    STATE = "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 330323, K size: 10.08 GB, V size: 10.08 GB"
+
+    def lines(self, *shares: float) -> str:
+        slots = "Mamba Cache is allocated. max_mamba_cache_size: 40, conv_state size: 0.10GB, ssm_state size: 5.77GB "
+        prefills = [
+            f"Prefill batch, #new-seq: 1, #new-token: 237, #cached-token: 0, full token usage: 0.00, mamba usage: {share:.2f}, #running-req: 0, #queue-req: 0, #pending-token: 0, cuda graph: False, input throughput (token/s): 8.71"
+            for share in shares
+        ]
+        decode = "Decode batch, #running-req: 1, #full token: 269, full token usage: 0.00, mamba num: 2, mamba usage: 0.05, cuda graph: False, gen throughput (token/s): 4.57, #queue-req: 0"
+        return log(*WEIGHTS, slots, *POOLS, CAPACITY, *prefills, decode)
+
+    def test_a_larger_share_is_more_slots_than_any_line_counts(self):
+        usage = server(self.lines(0.10, 0.05)).usage
+        assert (usage.peak_state_usage, usage.peak_state_slots) == (0.10, 4)
+
+    def test_a_count_that_agrees_with_the_share_stays(self):
+        assert server(self.lines(0.05)).usage.peak_state_slots == 2
+
+    def test_without_the_slots_a_count_below_the_peak_is_not_the_peak(self):
+        prefill, decode = self.lines(0.10).splitlines()[-2:]
+        assert server(prefill + "\n" + decode + "\n").usage.peak_state_slots is None
+
+    def test_a_prefill_shows_that_something_ran(self):
+        prefill = self.lines(0.10).splitlines()[-2]
+        usage = server(prefill + "\n").usage
+        assert (usage.peak_running_requests, usage.ran_between_samples) == (0, True)
+
+
+class TestWhatIsNoServer:
+    def test_words_without_a_figure_are_prose(self):
+        assert servers("Memory pool end.\nThen comes the capture.\n") == []
+
+    def test_a_figure_or_the_engines_prefix_shows_a_server(self):
+        assert len(servers("Memory pool end. avail mem=1.00 GB\n")) == 1
+        assert len(servers(log("Memory pool end."))) == 1
+
+
+class TestPoolsOfTheHost:
+    def test_a_pool_in_whose_allocation_the_process_died_is_not_held(self):
+        args = PLAIN.replace("nnodes=1", "nnodes=1, device='cpu'")
+        died = "RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common cause is the OS OOM killer.\n"
+        found = server(log(args, *WEIGHTS, POOLS[0]) + died)
+        assert "host/kv_cache/k" not in accounts(found.ranks[0])
+        assert any("died before it was in place" in note for note in found.notes)
+        assert "host/kv_cache/k" in accounts(server(log(args, *WEIGHTS, *POOLS)).ranks[0])
+
+    def test_why_a_ledger_is_open_is_said_in_words(self):
+        found = rank(log(*WEIGHTS, POOLS[0]))
+        assert found.residual.reason == "no free-memory reading after the KV cache"

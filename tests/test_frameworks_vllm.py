@@ -1260,3 +1260,203 @@ def test_a_traceback_says_in_which_phase_memory_ran_out(functions, phase):
 def test_anothers_traceback_is_not_this_failures():
     text = START + frame("load_model", level="ERROR", pid=999) + core(OOM, level="ERROR")
     assert only(text).failures[0].phase == "profiling"
+
+
+def dies(*lines, after=""):
+    return only(ARGS + engine_line() + "".join(lines) + core("EngineCore failed to start.", 20, level="ERROR") + after)
+
+
+def error(message, second=20, **kwargs):
+    return core(message, second, level="ERROR", **kwargs)
+
+
+FRAME = 'File "/opt/venv/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py", line 340, in {}'
+NO_ROOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of {} of which "
+    "1.00 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory "
+    "70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_a_server_that_dies_of_something_else_names_it():
+    raised = error("torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device")
+    wrapper = front("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+    server = dies(WEIGHTS, error(FRAME.format("profile_run")), raised, after=wrapper)
+    (failure,) = server.failures
+    assert (server.state, failure.kind, failure.phase) == ("failed", "cuda_error", "profiling")
+    assert failure.numbers["cause"].startswith("CUDA error: no kernel image")
+
+
+def test_a_death_without_its_exception_in_the_log_is_said():
+    (failure,) = dies(WEIGHTS).failures
+    assert (failure.kind, failure.numbers) == ("process_died", {})
+
+
+def test_memory_is_the_cause_where_a_line_says_so():
+    server = dies(error(NO_ROOM.format(0, "80.00 GiB")), error("ValueError: while it was closing", 21))
+    assert [f.kind for f in server.failures] == ["cuda_oom"]
+
+
+def test_a_configuration_that_is_refused_is_a_failure_without_any_engine():
+    server = only(
+        ARGS
+        + "(APIServer pid=80) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n"
+        + "(APIServer pid=80)   Value error, Cannot find the file for a kernel [type=value_error, input_value=x]\n"
+    )
+    (failure,) = server.failures
+    assert (server.state, failure.kind) == ("failed", "config_error")
+    assert failure.numbers["cause"] == "Cannot find the file for a kernel"
+
+
+def test_an_exception_that_the_process_survives_is_no_failure():
+    server = only(ARGS + engine_line() + error("ImportError: libx.so: cannot open shared object file", 1) + WEIGHTS)
+    assert (server.state, server.failures) == ("starting", ())
+
+
+def test_what_a_request_raises_is_no_failure_of_the_server():
+    usage = front(
+        "Engine 000: Avg prompt throughput: 2.8 tokens/s, Avg generation throughput: 12.0 tokens/s, Running: 3 reqs, Waiting: 1 reqs, GPU KV cache usage: 2.9%, Prefix cache hit rate: 0.0%"
+    )
+    server = only(START + usage + front("vllm.exceptions.VLLMValidationError: the prompt is too long"))
+    assert (server.state, server.failures) == ("serving", ())
+
+
+def test_a_warning_of_the_allocator_counts_only_where_the_process_dies():
+    warning = "[rank0]:[W906 07:46:05.008634648 CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 0 while trying to allocate 4334813184 bytes (free: 3779919872, total: 287431131136).\n"
+    assert only(START + warning + POOL).failures == ()
+    (failure,) = dies(WEIGHTS, warning).failures
+    assert (failure.kind, failure.numbers["requested_bytes"], failure.numbers["free_bytes"]) == (
+        "cuda_oom",
+        4334813184,
+        3779919872,
+    )
+
+
+def tp2(*lines):
+    return only(
+        ARGS.replace("'max_model_len'", "'tensor_parallel_size': 2, 'max_model_len'")
+        + engine_line(tp=2)
+        + "".join(lines)
+    )
+
+
+def test_a_failed_allocation_is_the_ranks_that_printed_it():
+    shown = worker(0, "Model loading took 15.0 GiB memory and 8.881709 seconds")
+    server = tp2(
+        shown,
+        "[rank1]:[E716 19:47:26.324588983 shim.cpp:523] Exception in aoti_torch: "
+        + NO_ROOM.format(3, "95.00 GiB")
+        + "\n",
+    )
+    (rank,) = server.ranks
+    assert (rank.tp, rank.gpu.index, rank.gpu.total_bytes) == (0, None, None)
+    again = tp2(shown, worker(0, NO_ROOM.format(2, "95.00 GiB")))
+    assert (again.ranks[0].gpu.index, again.ranks[0].gpu.total_bytes) == (2, 95 * GIB)
+
+
+def test_the_engines_copy_of_a_workers_words_tells_nothing_of_another_worker():
+    copy = error(
+        "RuntimeError: Worker failed with error 'CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 95.00 GiB of which 1.00 GiB is free."
+    )
+    server = tp2(worker(1, "Model loading took 15.0 GiB memory and 8.881709 seconds"), copy)
+    assert (server.ranks[0].tp, server.ranks[0].gpu.index) == (1, None)
+
+
+@pytest.mark.parametrize(("seconds", "phase"), [(3, "warmup"), (25, "serving")])
+def test_long_after_capture_a_server_serves(seconds, phase):
+    pool = core("CUDA graph pool memory: 0.84 GiB (actual), 0.81 GiB (estimated), difference: 0.03 GiB (3.2%).", 31)
+    minute = core(NO_ROOM.format(0, "80.00 GiB"), 31 + seconds, level="ERROR")
+    late = minute if phase == "warmup" else minute.replace("10:12:", "10:13:")
+    (failure,) = only(START + POOL + TOKENS + GRAPHS + pool + late).failures
+    assert failure.phase == phase
+
+
+def test_a_capture_in_the_traceback_is_the_phase():
+    frame = 'File "/opt/venv/lib/python3.10/site-packages/torch/cuda/graphs.py", line 84, in capture_end'
+    (failure,) = only(error(frame) + error("RuntimeError: CUDA error: out of memory")).failures
+    assert failure.phase == "graph_capture"
+
+
+def test_a_process_in_a_container_is_not_another():
+    line = NO_ROOM.format(0, "79.11 GiB").replace("Including non-PyTorch memory, this process has", "Process 77 has")
+    (failure,) = only(START + error(line)).failures
+    assert failure.numbers["process_bytes"] == 78 * GIB
+    assert "other_processes" not in failure.numbers
+
+
+def test_a_server_that_ran_out_and_never_served_again_failed():
+    up = "(APIServer pid=80) INFO:     Application startup complete.\n"
+    out = "CUDA Error: out of memory at /opt/csrc/cumem_allocator.cpp:139\n"
+    down = "(APIServer pid=80) INFO:     Application shutdown complete.\n"
+    assert only(START + POOL + TOKENS + up + down).state == "stopped"
+    assert only(START + POOL + TOKENS + up + out + down).state == "failed"
+
+
+def test_a_pool_that_was_granted_and_never_allocated_says_so():
+    pool = core("Available KV cache memory: 0.50 GiB")
+    short = error(
+        "ValueError: To serve at least one request with the model's max seq len (32768), (0.75 GiB KV cache is needed, which is larger than the available KV cache memory (0.50 GiB). Try increasing `gpu_memory_utilization`."
+    )
+    (rank,) = only(START + pool + short).ranks
+    assert row(rank, "kv_cache/pool").detail["note"] == "granted; the start failed before it was allocated"
+
+
+def test_a_pool_of_the_host_that_was_never_allocated_is_not_held():
+    pool = core("Explicitly set (0.25/20.21) GiB for KV cache on node 0.")
+    short = error("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.")
+    assert "host/kv_cache" in accounts(only(START + pool).ranks[0])
+    server = only(START + pool + short)
+    assert "host/kv_cache" not in accounts(server.ranks[0])
+    assert any("failed before it was allocated" in note for note in server.notes)
+
+
+def test_blocks_that_cannot_hold_the_tokens_have_no_known_size():
+    lines = core("Overriding num_gpu_blocks=3 with num_gpu_blocks_override=129") + core(
+        "GPU KV cache size: 132,096 tokens"
+    )
+    args = ARGS.replace("'max_model_len'", "'block_size': 16, 'max_model_len'")
+    (rank,) = only(args + engine_line() + WEIGHTS + lines).ranks
+    assert (rank.capacity.kv_tokens, rank.capacity.kv_blocks, rank.capacity.kv_block_tokens) == (132096, 129, None)
+
+
+def test_graphs_printed_as_negative_say_so():
+    (rank,) = only(START + POOL + core("Graph capturing finished in 6 secs, took -0.88 GiB", 30)).ranks
+    assert row(rank, "cuda_graphs/total").detail["note"].startswith("printed as negative")
+
+
+def test_a_missing_line_is_not_explained_by_a_filter_that_did_not_hold():
+    each = ("Model loading took 15.0 GiB memory and 8.881709 seconds", "Available KV cache memory: 50.0 GiB")
+    text = "".join(worker(r, line) for line in each for r in (0, 1))
+    took = "Graph capturing finished in 6 secs, took 0.50 GiB"
+    assert "for local rank 0 only" in tp2(text, worker(0, took, 30)).notes[0]
+    assert tp2(text, worker(1, took, 30)).notes[0].startswith("no CUDA graphs line of TP0 in the log;")
+
+
+def test_work_between_two_samples_is_not_nothing():
+    idle = "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: {} tokens/s, Running: 0 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.0%, Prefix cache hit rate: 0.0%"
+    quiet, busy = only(START + front(idle.format("0.0"))).usage, only(START + front(idle.format("13.4"))).usage
+    assert (quiet.peak_running_requests, quiet.ran_between_samples) == (0, False)
+    assert (busy.peak_running_requests, busy.ran_between_samples) == (0, True)
+
+
+def test_rays_monitor_gives_its_figures():
+    text = (
+        "ERROR 03-21 17:27:44 [core.py:340] ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n"
+        "ERROR 03-21 17:27:44 [core.py:340] Memory on the node (IP: 10.0.0.1, ID: aaaa) where the task (actor ID: 46c8, name=RayWorkerWrapper.__init__, pid=13378, memory used=3.37GB) was running was 2152.43GB / 2265.25GB (0.950196), which exceeds the memory usage threshold of 0.95.\n"
+        "ERROR 03-21 17:27:44 [core.py:340] 13377        2077.83 ray::RayWorkerWrapper.__ray_call__\n"
+        "ERROR 03-21 17:27:44 [core.py:340] 13375        3.38    ray::RayWorkerWrapper.__ray_call__\n"
+    )
+    (failure,) = only(text).failures
+    assert failure.numbers == {
+        "node_used_gb": 2152.43,
+        "node_limit_gb": 2265.25,
+        "killed_process_gb": 3.37,
+        "largest_process_gb": 2077.83,
+        "largest_process_pid": 13377,
+    }
+
+
+def test_a_killed_process_that_is_not_the_servers_does_not_fail_it():
+    server = only(START + "Aug 01 18:01:30 host1 kernel: Out of memory: Killed process 21394 (cicc)\n" + POOL)
+    assert server.failures[0].kind == "other_process_killed"
+    assert server.state != "failed"

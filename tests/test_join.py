@@ -74,3 +74,8 @@ def test_a_time_without_a_year_still_tells_minutes_apart():
     first = node(0, (0,), framework="vllm", started_at="--11-02T10:12:56")
     second = node(1, (1,), framework="vllm", started_at="--11-02T10:13:20")
     assert why_apart(first, second) is None
+
+
+def test_a_rank_in_two_logs_is_named_by_its_label():
+    why = why_apart(node(0, (0, 1)), node(1, (1, 2)))
+    assert why == "both hold the same rank (TP1)"
