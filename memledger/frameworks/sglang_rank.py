@@ -103,6 +103,8 @@ class RankFacts(NamedTuple):
     hybrid: bool
     version: tuple[tuple[int, ...], tuple[int, ...]]
     failed: bool = False
+    total_lines: tuple[Evidence, ...] = ()
+    """Where the device's total stands."""
 
 
 class RankBuilder:
@@ -693,7 +695,7 @@ class RankBuilder:
         whole = first is not None and first.stage == "init"
         total = facts.gpu.total_bytes
         if total is not None and whole and first is not None and not cpu and total >= first.free.bytes:
-            return facts.gpu, Reading("init", Amount(total)), list(self.readings), "device"
+            return facts.gpu, Reading("init", Amount(total), facts.total_lines), list(self.readings), "device"
         if whole and first is not None:
             return facts.gpu, first, self.readings[1:], "first_reading"
         return facts.gpu, None, list(self.readings), None

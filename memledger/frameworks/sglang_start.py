@@ -20,7 +20,7 @@ from memledger.frameworks.sglang_failures import CONSEQUENCES, MOST_FAILURES, Fa
 from memledger.frameworks.sglang_rank import DRAFT_TYPE, RankBuilder, RankFacts
 from memledger.frameworks.sglang_usage import UsageBuilder, largest
 from memledger.frameworks.sglang_versions import VersionRange
-from memledger.ledger import Capacity, Engine, Failure, Gpu, Server, Span, State
+from memledger.ledger import Capacity, Engine, Evidence, Failure, Gpu, Server, Span, State
 from memledger.units import Amount
 
 _RANK_EVENTS: Final[dict[str, Callable[[RankBuilder, Event], None]]] = {
@@ -115,6 +115,7 @@ class FailedAllocation(NamedTuple):
     rank: int | None
     total_bytes: int
     gpu: int | None
+    line: Evidence
 
 
 class StartBuilder:
@@ -138,6 +139,7 @@ class StartBuilder:
         self.served = False
         self.notes: list[str] = []
         self.totals: list[int] = []
+        self.totals_line: Evidence | None = None
         self.failed_allocations: list[FailedAllocation] = []
         self.failing: RankKey | None = None
         self.failed_ranks: set[RankKey] = set()
@@ -204,7 +206,9 @@ class StartBuilder:
             self._fail(event)
             if (total := event.amount("total")) is not None:
                 key = _key(event) if _labelled(event) else self.failing
-                found = FailedAllocation(key, event.prefix.ranks.get("rank"), total.bytes, event.count("gpu"))
+                found = FailedAllocation(
+                    key, event.prefix.ranks.get("rank"), total.bytes, event.count("gpu"), event.evidence
+                )
                 self.failed_allocations = [*self.failed_allocations, found][:MOST_FAILURES]
 
     def _take_exception(self, event: Event) -> None:
@@ -360,6 +364,7 @@ class StartBuilder:
         totals = event.fields.get("total")
         if isinstance(totals, tuple):
             self.totals = [t.bytes for t in totals if isinstance(t, Amount)]
+            self.totals_line = event.evidence
 
     def _on_ready(self, event: Event) -> None:
         self.ready = True
@@ -577,17 +582,19 @@ class StartBuilder:
         ranks = []
         for rank in self._told():
             capacity = self._rank_capacity(rank)
+            device, total_lines = self._rank_gpu(gpu, rank)
             facts = RankFacts(
                 facts_config,
                 self.config.adjusted_fraction
                 if self.config.adjusted_fraction is not None
                 else config.get("memory_fraction"),
-                self._rank_gpu(gpu, rank),
+                device,
                 capacity,
                 self.config.speculative if self.config.speculative is not None else (True if rank.draft else None),
                 self.config.hybrid,
                 self.versions.bounds(self.config.version),
                 self.failures.fatal,
+                total_lines,
             )
             ranks.append(rank.build(facts, derive))
         notes = list(self.notes)
@@ -683,15 +690,17 @@ class StartBuilder:
             kind = "cuda"
         return Gpu(kind=kind)
 
-    def _rank_gpu(self, gpu: Gpu, rank: RankBuilder) -> Gpu:
-        """The device's total where a line prints it: for every device alike, or for the one an allocation failed on."""
+    def _rank_gpu(self, gpu: Gpu, rank: RankBuilder) -> tuple[Gpu, tuple[Evidence, ...]]:
+        """The device's total where a line prints it, with that line: for every device alike, or where an allocation failed."""
         if gpu.kind == "cpu":
-            return gpu
+            return gpu, ()
         total = self.totals[0] if self.totals and len(set(self.totals)) == 1 else None
         failed = self._failed_allocation(rank)
         if total is None and failed is not None and not self.totals:
             total = failed.total_bytes
-        return Gpu(kind=gpu.kind, index=failed.gpu if failed is not None else None, total_bytes=total)
+        line = self.totals_line if self.totals else failed.line if failed is not None else None
+        known = Gpu(kind=gpu.kind, index=failed.gpu if failed is not None else None, total_bytes=total)
+        return known, (line,) if line is not None else ()
 
     def _failed_allocation(self, rank: RankBuilder) -> FailedAllocation | None:
         """The allocation that failed on this rank: its own process printed it, or a server of one GPU did."""

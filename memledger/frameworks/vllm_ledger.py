@@ -79,6 +79,7 @@ class Context(msgspec.Struct, frozen=True):
     cpu_blocks: int | None = None
     swap_gib: float | None = None
     failed_total: Amount | None = None
+    failed_total_lines: tuple[Evidence, ...] = ()
     pool_failed: bool = False
     """Whether the start failed before the granted pool was allocated."""
 
@@ -208,12 +209,12 @@ class _Builder:
         return self.context.failed_total
 
     def total_evidence(self) -> tuple[Evidence, ...]:
-        """The line of `device_total`; none where a failure elsewhere told it."""
+        """The line of `device_total`."""
         for rule in _TOTALS:
             source = self.facts.event(rule)
             if source is not None and source.amount("total") is not None:
                 return (source.evidence,)
-        return ()
+        return self.context.failed_total_lines
 
     def first_free(self) -> Figure | None:
         """Free memory at the worker's first reading."""

@@ -161,6 +161,7 @@ class FailedAllocation(msgspec.Struct, frozen=True):
     rank: int | None
     total: Amount
     gpu: int | None
+    line: Evidence
 
 
 class StartLine(msgspec.Struct, frozen=True):
@@ -615,7 +616,8 @@ class Start:
             if facts is not None:
                 facts.latest[event.id] = event
         elif event.id in {"oom", "oom_old", "load_oom"} and (size := event.amount("total")) is not None:
-            self._failed_totals.append(FailedAllocation(key, event.prefix.ranks.get("rank"), size, event.count("gpu")))
+            number, gpu = event.prefix.ranks.get("rank"), event.count("gpu")
+            self._failed_totals.append(FailedAllocation(key, number, size, gpu, event.evidence))
             del self._failed_totals[MOST_FAILURES:]
             if event.word("device") == "HIP":
                 self._device_words.add("rocm")
@@ -1011,6 +1013,7 @@ class Start:
             swap_gib=config.get("swap_space_gib"),
             pool_failed=any(f.phase == "kv_pool" for f in self._failures),
             failed_total=failed.total if failed is not None else None,
+            failed_total_lines=(failed.line,) if failed is not None else (),
         )
 
     def _pool_detail(self, config: dict[str, Any], capacity: Capacity, engine: EngineFacts) -> dict[str, Any]:
