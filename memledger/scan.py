@@ -351,7 +351,9 @@ class Scanner:
             piece = self._continuation(raw)
             if piece is None:
                 break
-            tries = [base + glue + piece for base in bases for glue in (" ", "")]
+            # Between two digits a cut number is likelier than a blank.
+            glues = ("", " ") if bases[-1][-1:].isdigit() and piece[:1].isdigit() else (" ", "")
+            tries = [base + glue + piece for base in bases for glue in glues]
             more = None
             for joined in tries:
                 longer = self._match(joined, rules)

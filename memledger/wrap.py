@@ -338,7 +338,7 @@ def _is_of_table(line: bytes, follows: bytes) -> bool:
 
 
 def _only_prefix(line: bytes) -> bool:
-    return not text_after_prefix(strip_terminal(line.decode("utf-8", "replace"))).strip()
+    return not text_after_prefix(strip_terminal(line.decode("utf-8", "replace")) + " ").strip()
 
 
 def _common_lead(lines: list[bytes]) -> bytes:
