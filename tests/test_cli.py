@@ -519,7 +519,9 @@ class TestGivenTotal:
         out = run("explain", "server.log", "--gpu-total", "80GiB", "--width", "200")[1]
         assert "If the card has the 80.0 GiB of --gpu-total, 56.5 GiB was in use before" in out
         assert re.search(r"^in use at start .* --gpu-total less the first reading$", out, re.MULTILINE)
-        assert not out.splitlines()[2].startswith("If the card")
+        assert out.splitlines()[2].startswith(
+            "Of the card's 80.0 GiB (--gpu-total), memory in use before the start takes"
+        )
         assert "\nnext" not in out
 
     def test_the_figure_of_the_first_reading_has_its_line(self, run):

@@ -410,7 +410,10 @@ def plain_sentence(server: Server, *, several: bool | None = None) -> str:
         return f"The log names {names}{where}; how much memory there was is not in it."
     of = "the card's" if rank.residual.base == "device" else "the"
     start = "" if rank.residual.base == "device" else " free at the start"
-    return f"Of {of} {n.gib_about(opening)}{start}{where}, {listed}; {_remainder(rank)}."
+    # A size that the user gave is no figure of the log.
+    given = next((e.detail["source"] for e in rank.entries if "source" in e.detail), None)
+    source = f" ({clean(str(given), 40)})" if given is not None else ""
+    return f"Of {of} {n.gib_about(opening)}{source}{start}{where}, {listed}; {_remainder(rank)}."
 
 
 def _host_sentence(rank: Rank) -> str:
