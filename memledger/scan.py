@@ -287,7 +287,9 @@ class Scanner:
             yield from self._flush(reader)
             if any(event.rule.kind != "usage" for event in found):
                 yield from self._last_usage()
-                self._usage.reset()
+                if not all(event.rule.last for event in found):
+                    # An exception begins no other server: the maxima before it still stand.
+                    self._usage.reset()
             yield from found
 
     def _read(
