@@ -43,7 +43,7 @@ _ODD: Final = re.compile(rb"[\x1b\r\x80-\xff]")
 _RULER: Final = re.compile(r"\W{10,}\Z|[|+│┃║╭╰├┌└#].*[|+│┃║╮╯┤┐┘#]\s*\Z", re.DOTALL)
 _LEAD: Final = re.compile(rb"(?:> ?| {2,8}|\t)(?=\S)")
 _SOME_WIDTHS: Final = frozenset({79, 127, 128, 132, 211, 212, 236, 237, 238, 239, 256})
-_LOOSE: Final = frozenset({"indented", "markdown", "numbered", "slurm", "grep", "shell_prompt", "box", "custom_level"})
+_LOOSE: Final = frozenset({"indented", "markdown", "numbered", "slurm", "grep", "shell_prompt", "box", "custom_level", "blank"})
 """Styles that the rest of a cut line may seem to have by chance."""
 
 
@@ -192,7 +192,7 @@ class Unwrapper:
         style = self._style(follows)
         if style is None or style in styles:
             return style is not None
-        return style not in _LOOSE and not _only_prefix(line)
+        return not _is_loose(style) and not _only_prefix(line)
 
     def _style(self, line: bytes) -> str | None:
         key = line[:STYLE_CHARACTERS].translate(_ANY_DIGIT)
@@ -200,8 +200,9 @@ class Unwrapper:
             if len(self._styles) >= MOST_STYLES:
                 self._styles.clear()
             style = start_style(line[:STYLE_CHARACTERS].decode("utf-8", "replace"))
-            # One blank is the one between two words.
-            self._styles[key] = style if style != "indented" or line[1:2] in {b" ", b"\t"} else None
+            # One blank may be the one between two words.
+            one = style is not None and style.startswith("indented") and line[1:2] not in {b" ", b"\t"}
+            self._styles[key] = "blank" if one else style
         return self._styles[key]
 
     def stretches(self, lines: list[bytes]) -> list[Stretch]:
@@ -282,7 +283,7 @@ class Unwrapper:
             if (i == start or widths[i - 1] < width - 1) and lines[i].strip():
                 seen[self._style(lines[i])] += 1
         total = sum(seen.values())
-        return frozenset(s for s, n in seen.items() if s is not None and (s not in _LOOSE or n * 2 > total))
+        return frozenset(s for s, n in seen.items() if s is not None and (not _is_loose(s) or n * 2 > total))
 
 
 def describe(widths: Counter[int], chopped: Counter[int]) -> Iterator[str]:
@@ -322,6 +323,10 @@ def _columns(character: str) -> int:
 
 def _is_full(line: bytes, width: int) -> bool:
     return len(line) == width if not _ODD.search(line) else len(line) <= 4 * WIDEST and width in _measures(line)
+
+
+def _is_loose(style: str) -> bool:
+    return all(part in _LOOSE for part in style.split("+"))
 
 
 def _is_ruler(line: bytes) -> bool:
