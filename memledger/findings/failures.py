@@ -355,6 +355,7 @@ _NAMES: Final = {"max_num_seqs": "max_num_seqs", "max_model_len": "max_model_len
 _LEFT_OUT: Final = {
     "pid",
     "largest_process_pid",
+    "seconds_after_capture",
     "exit_code",
     "rank",
     "rank2",
