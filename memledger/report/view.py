@@ -557,6 +557,9 @@ def rank_title(server: Server, rank: Rank) -> str:
         return rank_name(server, rank) + host
     if rank.gpu.kind == "cpu":
         return "CPU"
+    if rank.gpu.index is None and any((rank.dp, rank.pp, rank.tp)):
+        # One rank of several: which GPU it has is not told.
+        return rank.label
     word = {"npu": "NPU", "xpu": "XPU"}.get(rank.gpu.kind or "", "GPU")
     return f"{word} {rank.gpu.index if rank.gpu.index is not None else 0}"
 
@@ -878,6 +881,7 @@ def _facts(server: Server, report: Report, options: Options) -> list[Fact]:
     if len(report.inputs) > 1:
         named = [f"{i + 1} {clean(item.path, 120)}" for i, item in enumerate(report.inputs) if i in seen]
         facts.append(Fact("inputs", ", ".join(named[:8]) + (" ..." if len(named) > 8 else "")))
+    facts += [Fact("model", clean(s.reason, 300)) for s in report.sources if s.name == "model" and s.reason]
     facts += [Fact("unread", text) for text in _unread(report, options)]
     facts += [Fact("next", text) for text in next_words(server, options)]
     return facts
