@@ -1,0 +1,756 @@
+"""Plans for SGLang: a log's own pools resized, or pools from an architecture alone. The arithmetic is `memledger.model`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from memledger import words
+from memledger.ledger import Capacity, Concurrency, Rank, Server
+from memledger.model import sglang, sglang_inputs, sglang_plan
+from memledger.model.architecture import Architecture, NotModelledError, Parallel
+from memledger.model.dtypes import normal_name
+from memledger.model.sglang import SglangServer, Sizing
+from memledger.model.sglang_plan import Smallest
+from memledger.model.sglang_rules import NEWEST, Version, dotted, version_of
+from memledger.model.sglang_state import Speculation
+from memledger.model.weights import weight_bytes
+from memledger.plan_settings import modelled, sglang_flags, unmodelled
+from memledger.plan_values import Plan, Side, Target, change, spread
+from memledger.plan_values import words as listed
+from memledger.units import GIB, Amount
+
+DEFAULT_FRACTION: Final = (0.80, 0.90)
+"""What `--mem-fraction-static` is assumed to be where it is not given: the engine works it out from the card and flags."""
+OUTSIDE: Final = (round(0.4 * GIB), round(1.5 * GIB))
+"""CUDA context, libraries and communication before the weights, assumed."""
+MOST_FRACTION: Final = 0.95
+_POOLS: Final = ("kv_cache/", "recurrent_state/", "request_tables")
+_RESIZES: Final = (
+    "state_slots",
+    "state_memory_ratio",
+    "max_running_requests",
+    "max_total_tokens",
+    "context_length",
+    "page_size",
+    "prefix_caching",
+    "state_cache_mode",
+    "overlap_disabled",
+    "swa_full_tokens_ratio",
+    "pool_bytes",
+    "memory_fraction",
+    "speculative_draft_tokens",
+)
+_SHARDING: Final = frozenset({"tp_size", "pp_size", "ep_size", "dp_size", "dp_attention"})
+_VLLM_ONLY: Final = ("state_checkpoint_blocks", "kernel_block_tokens", "dcp_size")
+
+
+class Solved(msgspec.Struct, frozen=True):
+    """One variant's sizings: as it is, after the settings, and for a target the smallest that serves it."""
+
+    before: Sizing | None
+    after: Sizing
+    smallest: Smallest | None
+    server: SglangServer
+
+
+def parallel(config: Mapping[str, Any]) -> Parallel:
+    """The sizes that a config names; 1 where it does not."""
+    sizes = {name: config.get(f"{name}_size") or 1 for name in ("tp", "pp", "ep", "dp")}
+    return Parallel(**sizes, dp_attention=bool(config.get("dp_attention")))
+
+
+def merged(*lists: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Command line words of several lists; a flag given twice keeps its last value."""
+    found: dict[str, list[str]] = {}
+    for part in lists:
+        name = ""
+        for word in part:
+            if word.startswith("--"):
+                name = word
+                found[name] = [word]
+            else:
+                found[name].append(word)
+    return tuple(word for group in found.values() for word in group)
+
+
+# ------------------------------------------------------------------------------------------------------------ from a log
+
+
+def from_log(
+    server: Server,
+    settings: Mapping[str, Any],
+    target: Target,
+    *,
+    architecture: Architecture | None = None,
+    how: str | None = None,
+    version: str | None = None,
+) -> Plan:
+    """A plan for one GPU of a logged server: the one whose KV pool is smallest.
+
+    Args:
+        server: a start read from a log.
+        settings: changes, by name.
+        target: the load to be served.
+        architecture: the model's, where it is known; its figures replace the log's where both agree.
+        how: where the architecture was found.
+        version: the release, where the log does not print it.
+
+    Raises:
+        NotModelledError: the log lacks what the arithmetic needs, or a formula is not known.
+    """
+    rank = _rank(server)
+    logged = sglang_inputs.from_rank(server, rank, version_of(version) if version else None)
+    assumptions: list[str] = []
+    not_modelled = list(unmodelled(settings))
+    exact, architecture, how = _exact(server, rank, logged.server, architecture, how, assumptions)
+    variants = (logged.server, logged.more, logged.less) if exact is None else (exact,)
+    wanted = _wanted(settings, target, variants[0].context_length, not_modelled)
+    solved = [
+        _solve(one, wanted, target, server.config, rank, architecture, assumptions, not_modelled) for one in variants
+    ]
+    tokens = target.context or wanted.get("context_length") or variants[0].context_length
+    others = _other_entries(rank)
+    draws = [_sides(one, others, tokens, wanted, server.config, architecture) for one in solved]
+    before, after = draws[0]
+    before = msgspec.structs.replace(before, ranges=spread([b for b, _ in draws])) if before is not None else None
+    after = msgspec.structs.replace(after, ranges=spread([a for _, a in draws]))
+    if exact is None:
+        assumptions.append("bytes per slot and per token come from the log's rounded sizes; ranges hold their rounding")
+    plan = _finish(
+        Plan(
+            "sglang",
+            server.framework_version or version,
+            server.model,
+            architecture=how,
+            before=before,
+            after=after,
+            change=change(before, after),
+        ),
+        solved[0],
+        wanted,
+        target,
+        tokens,
+        assumptions,
+        not_modelled,
+    )
+    return plan
+
+
+def _rank(server: Server) -> Rank:
+    """The rank whose pools bind: the one with the fewest KV tokens."""
+    with_pools = [r for r in server.ranks if r.capacity.kv_tokens or r.capacity.state_slots]
+    if not with_pools:
+        raise NotModelledError("the log shows no pool of this server: it ends before, or it failed before its pools")
+    return min(with_pools, key=lambda r: (r.capacity.kv_tokens is None, r.capacity.kv_tokens or 0))
+
+
+def _exact(
+    server: Server,
+    rank: Rank,
+    logged: SglangServer,
+    architecture: Architecture | None,
+    how: str | None,
+    notes: list[str],
+) -> tuple[SglangServer | None, Architecture | None, str | None]:
+    """(the server with the architecture's own figures, the architecture, how): None where they do not give the log's pools."""
+    if architecture is not None:
+        made = _with_shapes(server, logged, architecture)
+        if made is not None and _gives(made, rank):
+            return made, architecture, how
+        notes.append(
+            f"the architecture ({how}) does not give the log's pool sizes: the log's own figures are used for what does not change"
+        )
+        return None, architecture, how
+    fitting: dict[Any, tuple[SglangServer, Architecture]] = {}
+    for candidate in _same_class(rank):
+        made = _with_shapes(server, logged, candidate)
+        if made is not None and _gives(made, rank):
+            # Of models with the same shapes, the one whose weights are stored plainly.
+            if (made.slot, made.kv) not in fitting or candidate.quantization is None:
+                fitting[made.slot, made.kv] = (made, candidate)
+    if len(fitting) != 1:
+        return None, None, None
+    ((made, candidate),) = fitting.values()
+    how = f"shapes of {candidate.name}, the only ones in the bundled table of that class that give the log's pools"
+    notes.append(f"{how} (the model itself is not in the table)")
+    return made, candidate, how
+
+
+def _same_class(rank: Rank) -> Iterator[Architecture]:
+    """The bundled architectures of the class that the log prints."""
+    from memledger.model import table
+
+    printed = {e.detail.get("type") for e in rank.entries if e.account == "weights/model"} - {None}
+    if len(printed) != 1:
+        return
+    for name in table.names():
+        try:
+            match = table.look_up(name)
+        except NotModelledError:
+            continue
+        if match is not None and match.architecture.class_name in printed:
+            yield match.architecture
+
+
+def _with_shapes(server: Server, logged: SglangServer, architecture: Architecture) -> SglangServer | None:
+    """The logged server with slot and token of an architecture; None where they can't be told."""
+    config = server.config
+    try:
+        sizes = parallel(config)
+        slot = sglang_inputs.state_slot(
+            architecture, sizes, version=server.framework_version, state_dtype=_dtype(config.get("state_dtype"))
+        )
+        token = sglang_inputs.kv_token(architecture, sizes, _kv_dtype(config.get("kv_cache_dtype")))
+    except NotModelledError:
+        return None
+    if (slot is None) != (logged.slot is None):
+        return None
+    if logged.kv is not None:
+        token = msgspec.structs.replace(token, draft=logged.kv.draft)
+    return msgspec.structs.replace(
+        logged, slot=slot, kv=token if logged.kv is not None else None, model_class=architecture.class_name
+    )
+
+
+def _dtype(name: Any) -> str | None:
+    return normal_name(name) if isinstance(name, str) and name not in {"auto", "model"} else None
+
+
+def _kv_dtype(name: Any) -> str:
+    return normal_name(name) if isinstance(name, str) else "auto"
+
+
+def _gives(server: SglangServer, rank: Rank) -> bool:
+    """Whether the sizing of a server in effect gives the sizes that the log printed, within their roundings."""
+    try:
+        accounts = sglang.agreed(sglang.readings(server)).accounts
+    except NotModelledError:
+        return False
+    page = 0 if server.page_size > 1 else 128
+    kv = server.kv
+    slack = {"kv_cache": page * (kv.full + kv.draft + kv.sliding) if kv is not None else 0}
+    compared = False
+    for prefix in ("kv_cache", "recurrent_state/conv", "recurrent_state/ssm", "recurrent_state/speculative_ssm"):
+        entries = [e for e in rank.entries if f"{e.account}/".startswith(f"{prefix}/")]
+        if not entries:
+            continue
+        size = sum(v for name, v in accounts.items() if f"{name}/".startswith(f"{prefix}/"))
+        allowed = sum(e.tolerance_bytes for e in entries) + slack.get(prefix, 0)
+        if abs(size - sum(e.bytes for e in entries)) > allowed:
+            return False
+        compared = True
+    return compared
+
+
+def _wanted(
+    settings: Mapping[str, Any], target: Target, context_length: int | None, not_modelled: list[str]
+) -> dict[str, Any]:
+    """The settings that are planned with: names put straight, and a context length that the target needs."""
+    found = modelled(settings)
+    for name in _VLLM_ONLY:
+        if found.pop(name, None) is not None:
+            not_modelled.append(f"{name}: vLLM only")
+    algorithm = found.get("speculative_algorithm")
+    if algorithm is not None and algorithm.lower() in {"none", "off"}:
+        found.pop("speculative_algorithm")
+        found["speculative_draft_tokens"] = 0
+    if "chunked_prefill_tokens" in found:
+        not_modelled.append("chunked_prefill_tokens: it changes activations, outside the pools")
+    if "attention_backend_decode" in found or "linear_attention_backend_prefill" in found:
+        not_modelled.append("attention backends: their workspaces are not modelled")
+    length = found.get("context_length") or context_length
+    if target.context is not None and length is not None and target.context > length:
+        found["context_length"] = target.context
+    return found
+
+
+def _solve(
+    server: SglangServer,
+    settings: Mapping[str, Any],
+    target: Target,
+    config: Mapping[str, Any],
+    rank: Rank,
+    architecture: Architecture | None,
+    assumptions: list[str],
+    not_modelled: list[str],
+) -> Solved:
+    before = sglang.agreed(sglang.readings(server))
+    changed = _changed(server, settings, config, rank, architecture, assumptions)
+    found = sglang.readings(changed) if changed is not server else sglang.readings(server)
+    if len(found) > 1:
+        told = "; ".join(_reading(one) for one in found)
+        text = f"the release or the strategy decides and neither is certain: {told}"
+        if text not in not_modelled:
+            not_modelled.append(text)
+    after = sglang.agreed(found)
+    smallest = None
+    if target.concurrency is not None and target.context is not None:
+        smallest = sglang_plan.smallest(
+            changed, target.concurrency, target.context, cached_prefixes=target.cached_prefixes
+        )
+        after = smallest.after or smallest.minimum
+    return Solved(before, after, smallest, changed)
+
+
+def _reading(one: Sizing) -> str:
+    low, high = one.versions
+    span = dotted(low) if low == high else f"{dotted(low)} to {dotted(high)}"
+    parts = []
+    if one.state_slots is not None:
+        parts.append(f"{one.state_slots} slots at {one.slots_per_request} a request")
+    if one.kv_tokens is not None:
+        parts.append(f"{one.kv_tokens:,} KV tokens")
+    if one.max_running_requests is not None:
+        parts.append(words.plural(one.max_running_requests, "running request"))
+    return f"{span}: {', '.join(parts)}"
+
+
+def _changed(
+    server: SglangServer,
+    settings: Mapping[str, Any],
+    config: Mapping[str, Any],
+    rank: Rank,
+    architecture: Architecture | None,
+    assumptions: list[str],
+) -> SglangServer:
+    """The server with all settings; itself where there are none."""
+    if not settings:
+        return server
+    plain = {name: settings[name] for name in _RESIZES if name in settings}
+    if settings.get("speculative_algorithm") and "speculative_draft_tokens" not in settings:
+        raise NotModelledError(
+            "another speculative algorithm needs its draft tokens: --set speculative_draft_tokens=N beside it"
+        )
+    slot = kv = None
+    reshaped = set(settings) & (_SHARDING | {"state_dtype", "kv_cache_dtype"})
+    asked = {**config, **{name: settings[name] for name in _SHARDING if name in settings}}
+    if reshaped & _SHARDING and architecture is None:
+        raise NotModelledError(
+            f"{', '.join(sorted(reshaped & _SHARDING))}: how the model divides is not in the log; --model-config FILE would tell"
+        )
+    if server.slot is not None and reshaped & (_SHARDING | {"state_dtype"}):
+        slot = _new_slot(server, settings, config, asked, architecture, assumptions)
+    if server.kv is not None and reshaped & (_SHARDING | {"kv_cache_dtype"}):
+        kv = _new_kv(server, settings, config, asked, architecture)
+    new = sglang_plan.changed(server, plain, slot=slot, kv=kv)
+    extra: dict[str, Any] = {}
+    if new.speculation is not None and {"speculative_steps", "speculative_topk"} & set(settings):
+        steps, topk = (settings.get(f"speculative_{name}") for name in ("steps", "topk"))
+        extra["speculation"] = msgspec.structs.replace(
+            new.speculation, steps=steps or new.speculation.steps, topk=topk or new.speculation.topk
+        )
+    if reshaped & _SHARDING and architecture is not None:
+        freed = _weights_freed(rank, architecture, config, asked)
+        assumptions.append(f"the weights of one GPU change by {words.signed_gib(-freed)} GiB (modelled); the pools get the rest")
+        sizes = parallel(asked)
+        extra |= {
+            "more_budget": new.more_budget + freed,
+            "attention_dp": sizes.dp if sizes.dp_attention else 1,
+        }
+    if "gpu_total_bytes" in settings:
+        if rank.gpu.total_bytes is None:
+            raise NotModelledError("gpu_total_bytes: the log does not print the card's memory, so the difference is not known")
+        if server.fraction is None:
+            raise NotModelledError("gpu_total_bytes: --mem-fraction-static in effect is not known")
+        more = settings["gpu_total_bytes"] - rank.gpu.total_bytes
+        extra["more_budget"] = extra.get("more_budget", new.more_budget) + round(more * server.fraction)
+        extra["kv_tokens"] = extra["kv_swa_tokens"] = None
+        assumptions.append("another card: all that is outside the pools is taken to stay as it is")
+    return msgspec.structs.replace(new, **extra) if extra else new
+
+
+def _new_slot(
+    server: SglangServer,
+    settings: Mapping[str, Any],
+    config: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    architecture: Architecture | None,
+    assumptions: list[str],
+) -> Any:
+    assert server.slot is not None
+    now, wanted = _dtype(config.get("state_dtype")), _dtype(settings.get("state_dtype"))
+    if architecture is not None:
+        low, high = server.versions
+        version = dotted(low) if low == high else None
+        return sglang_inputs.state_slot(architecture, parallel(asked), version=version, state_dtype=wanted or now)
+    if wanted is None:
+        raise NotModelledError("state_dtype: what the model's own type is needs its architecture (--model-config FILE)")
+    if now is None:
+        now = "float32"
+        assumptions.append("the state is float32 now (SGLang's default; the log does not say)")
+    return sglang_plan.resized_state(server.slot, now, wanted)
+
+
+def _new_kv(
+    server: SglangServer,
+    settings: Mapping[str, Any],
+    config: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    architecture: Architecture | None,
+) -> Any:
+    assert server.kv is not None
+    now = _kv_dtype(config.get("kv_cache_dtype"))
+    wanted = _kv_dtype(settings.get("kv_cache_dtype") or now)
+    if architecture is not None:
+        if server.kv.draft and set(asked.items()) != set(config.items()):
+            raise NotModelledError("how the draft model's KV divides is not known")
+        made = sglang_inputs.kv_token(architecture, parallel(asked), wanted)
+        if not server.kv.draft:
+            return made
+        draft = sglang_plan.resized_kv(server.kv, now, wanted).draft
+        return msgspec.structs.replace(made, draft=draft)
+    if now == "auto" or wanted == "auto":
+        raise NotModelledError("kv_cache_dtype: the type now is not in the log; --model-config FILE would tell")
+    return sglang_plan.resized_kv(server.kv, now, wanted)
+
+
+def _weights_freed(
+    rank: Rank, architecture: Architecture, config: Mapping[str, Any], asked: Mapping[str, Any]
+) -> int:
+    """Bytes of weights that another sharding takes off one GPU: the logged weights by the ratio of the modelled ones."""
+    logged = sum(e.bytes for e in rank.entries if e.account == "weights/model")
+    return logged - resharded(logged, architecture, parallel(config), parallel(asked), "sglang")
+
+
+def resharded(
+    logged: int, architecture: Architecture, before: Parallel, after: Parallel, framework: Literal["sglang", "vllm"]
+) -> int:
+    """Logged weights of one GPU under another sharding, by the ratio of the modelled ones.
+
+    Where the model's format is not modelled, the ratio is that of its 16-bit weights.
+    """
+    try:
+        sizes = [weight_bytes(architecture, each, framework).bytes for each in (before, after)]
+    except NotModelledError:
+        plain = msgspec.structs.replace(architecture, quantization=None)
+        sizes = [weight_bytes(plain, each, framework).bytes for each in (before, after)]
+    return logged * sizes[1] // sizes[0]
+
+
+def _other_entries(rank: Rank) -> dict[str, int]:
+    """Logged bytes of everything but the pools, by account."""
+    found: dict[str, int] = {}
+    for item in rank.entries:
+        name = item.account.removeprefix("host/") if rank.gpu.kind == "cpu" else item.account
+        if not name.startswith((*_POOLS, "host/")):
+            found[name] = found.get(name, 0) + item.bytes
+    return found
+
+
+def _sides(
+    solved: Solved,
+    others: dict[str, int],
+    tokens: int | None,
+    settings: Mapping[str, Any],
+    config: Mapping[str, Any],
+    architecture: Architecture | None,
+) -> tuple[Side, Side]:
+    assert solved.before is not None
+    before = side(solved.before, others, tokens, solved.server.speculation)
+    after_others = dict(others)
+    if set(settings) & _SHARDING and architecture is not None and "weights/model" in others:
+        asked = {**config, **settings}
+        after_others["weights/model"] = resharded(
+            others["weights/model"], architecture, parallel(config), parallel(asked), "sglang"
+        )
+    after = side(solved.after, after_others, tokens, solved.server.speculation)
+    if "free" in others and "gpu_total_bytes" not in settings:
+        held = [sum(s.accounts.values()) for s in (before, after)]
+        after.accounts["free"] = others["free"] - (held[1] - held[0])
+    return before, after
+
+
+def side(sizing: Sizing, others: Mapping[str, int], tokens: int | None, speculation: Speculation | None) -> Side:
+    """One GPU with the pools of a sizing and all else as given; `tokens`: the length that requests are counted at."""
+    from memledger.ledger import ACCOUNTS
+
+    every = {**others, **sizing.accounts}
+    ordered = {name: every[name] for name in ACCOUNTS if name in every}
+    requests: int | None = None
+    if tokens is not None:
+        requests, _ = sizing.requests_of(tokens, speculation.draft_tokens if speculation is not None else 0)
+    return Side(
+        ordered,
+        Capacity(
+            kv_tokens=sizing.kv_tokens,
+            kv_swa_tokens=sizing.kv_swa_tokens,
+            state_slots=sizing.state_slots,
+            slots_per_request=sizing.slots_per_request,
+            max_running_requests=sizing.max_running_requests,
+            concurrency=Concurrency(tokens if requests is not None else None, requests),
+        ),
+    )
+
+
+def _finish(
+    plan: Plan,
+    solved: Solved,
+    settings: Mapping[str, Any],
+    target: Target,
+    tokens: int | None,
+    assumptions: list[str],
+    not_modelled: list[str],
+) -> Plan:
+    """The plan with its flags, what binds, and whether the target is met."""
+    after, found, server = solved.after, solved.smallest, solved.server
+    given, missing = sglang_flags(settings, after.versions)
+    not_modelled += missing
+    draft = server.speculation.draft_tokens if server.speculation is not None else 0
+    binding = after.requests_of(tokens, draft)[1] if tokens is not None else after.binding
+    feasible: bool | None = True
+    instead: list[str] = []
+    smallest = needed = available = None
+    available = after.budget
+    flags = tuple(given)
+    if found is not None:
+        feasible, needed, binding = found.fits, found.needed, found.binding or binding
+        flags = merged(given, found.flags)
+        smallest = side(found.minimum, {}, target.context, server.speculation)
+        available = _budget(server)
+        not_modelled += found.notes
+        if feasible is False:
+            instead = _instead(server, target, needed, available)
+            binding = binding or ("kv_tokens",)
+        assumptions.append("every request is taken to be that long at the same time, no prefix shared")
+    if after.prefix is not None and after.prefix.slots_per_prefix and after.spare_slots is not None:
+        assumptions.append(
+            f"cached prefixes: {after.prefix.text}; {words.plural(max(0, after.spare_slots), 'slot')} besides those of "
+            "running requests"
+        )
+    old = solved.before
+    if old is not None:
+        if old.max_running_requests != after.max_running_requests:
+            not_modelled.append("CUDA graphs: another number of running requests captures other batch sizes")
+        if "memory_fraction" in settings:
+            not_modelled.append("whether what remains outside the budget suffices for graphs and activations")
+        if settings.get("speculative_draft_tokens") is not None:
+            not_modelled.append("weights, KV and graphs of a draft model that comes or goes")
+    return msgspec.structs.replace(
+        plan,
+        smallest=smallest,
+        needed_bytes=needed,
+        available_bytes=available,
+        flags=flags,
+        feasible=feasible,
+        instead=tuple(instead),
+        binding_limit=listed(binding),
+        assumptions=tuple(dict.fromkeys(assumptions)),
+        not_modelled=tuple(dict.fromkeys(not_modelled)),
+    )
+
+
+def _budget(server: SglangServer) -> int | None:
+    try:
+        budgets = {one.budget for one in sglang.readings(server)}
+    except NotModelledError:
+        return None
+    return budgets.pop() if len(budgets) == 1 else None
+
+
+def _instead(server: SglangServer, target: Target, needed: int, available: int | None) -> list[str]:
+    """What would do where the target can't be met: fewer requests, shorter ones, a larger budget."""
+    requests, tokens = target.concurrency or 1, target.context or 1
+
+    def serves(number: int, length: int) -> bool:
+        try:
+            return sglang_plan.smallest(server, number, length, cached_prefixes=target.cached_prefixes).fits is True
+        except NotModelledError:
+            return False
+
+    found = []
+    most = largest(requests - 1, lambda number: serves(number, tokens))
+    if most:
+        found.append(f"{words.plural(most, 'request')} of {tokens:,} tokens")
+    longest = largest(tokens - 1, lambda length: serves(requests, length))
+    if longest:
+        found.append(f"{words.plural(requests, 'request')} of {longest:,} tokens")
+    if available is not None:
+        fraction = _fraction_for(server, needed, available)
+        if fraction is not None:
+            found.append(
+                f"--mem-fraction-static {fraction:g}, if what it leaves outside the pools is enough for graphs and activations"
+            )
+    return found
+
+
+def _fraction_for(server: SglangServer, needed: int, available: int) -> float | None:
+    source = server.budget
+    pre = source.pre if source is not None else server.pre
+    fraction = source.fraction if source is not None else server.fraction
+    if pre is None or fraction is None:
+        return None
+    wanted = sglang.Budget(available, pre, fraction).fraction_for(needed)
+    return wanted if wanted <= MOST_FRACTION else None
+
+
+def largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to `limit` that fits, 0 for none; whatever is below one that fits, fits too."""
+    low, high = 0, max(0, limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+# --------------------------------------------------------------------------------------------------------- without a log
+
+
+def without_log(
+    architecture: Architecture,
+    settings: Mapping[str, Any],
+    target: Target,
+    *,
+    how: str | None = None,
+    version: str | None = None,
+    total: Amount | None = None,
+) -> Plan:
+    """A plan from an architecture. The budget is `pool_bytes`, or worked out from the card's memory (ranges), or unknown.
+
+    Raises:
+        NotModelledError: nothing to size is given, or a formula is not known.
+    """
+    assumptions: list[str] = []
+    not_modelled = list(unmodelled(settings))
+    wanted = _wanted(settings, target, architecture.max_positions, not_modelled)
+    if "gpu_total_bytes" in wanted:
+        total = Amount(wanted["gpu_total_bytes"])
+    sizes = parallel(wanted)
+    base = _bare(architecture, sizes, wanted, version, assumptions)
+    budgets = _budgets(architecture, sizes, wanted, base, total, assumptions)
+    others: list[dict[str, int]] = [{}]
+    if total is not None:
+        weights = weight_bytes(architecture, sizes, "sglang", draft=base.speculation is not None)
+        others = [{"weights/model": size} for size in (weights.bytes, weights.high, weights.low)]
+    solved, sides = [], []
+    tokens = target.context or wanted.get("context_length") or base.context_length
+    for index, budget in enumerate(budgets):
+        server = msgspec.structs.replace(base, budget=budget)
+        one = _solve_bare(server, target)
+        solved.append(one)
+        sides.append(side(one.after, others[min(index, len(others) - 1)], tokens, server.speculation))
+    after = msgspec.structs.replace(sides[0], ranges=spread(sides))
+    if not after.accounts:
+        raise NotModelledError("nothing to size: give --set pool_bytes=SIZE, --set state_slots=N, --gpu CARD or a target")
+    flags_of = {name: value for name, value in wanted.items() if name != "pool_bytes"}
+    plan = _finish(
+        Plan("sglang", version, architecture.name, architecture=how or architecture.source, after=after),
+        solved[0],
+        flags_of,
+        target,
+        tokens,
+        assumptions,
+        not_modelled,
+    )
+    if len({one.smallest.fits for one in solved if one.smallest is not None}) > 1:
+        plan = msgspec.structs.replace(plan, feasible=None)
+    return plan
+
+
+def _bare(
+    architecture: Architecture,
+    sizes: Parallel,
+    settings: Mapping[str, Any],
+    version: str | None,
+    assumptions: list[str],
+) -> SglangServer:
+    """The server that architecture and settings describe; what they leave open is the engine's default."""
+    fields: dict[str, Any] = {"flags_known": True}
+    names = {
+        "page_size": "page_size",
+        "prefix_caching": "radix_cache",
+        "state_cache_mode": "strategy",
+        "state_memory_ratio": "state_ratio",
+        "max_running_requests": "max_running_requests",
+        "max_total_tokens": "max_total_tokens",
+        "context_length": "context_length",
+        "swa_full_tokens_ratio": "swa_ratio",
+    }
+    fields |= {field: settings[name] for name, field in names.items() if name in settings}
+    if "overlap_disabled" in settings:
+        fields["overlap"] = not settings["overlap_disabled"]
+    if settings.get("speculative_draft_tokens"):
+        fields["speculation"] = Speculation(
+            settings["speculative_draft_tokens"], settings.get("speculative_steps"), settings.get("speculative_topk")
+        )
+        assumptions.append("the draft is the model's own prediction layers, where it has any")
+    if "state_slots" in settings:
+        fields["state_slots"] = settings["state_slots"] // (sizes.dp if sizes.dp_attention else 1)
+    if "max_total_tokens" in settings and not {"pool_bytes", "memory_fraction", "gpu_total_bytes"} & set(settings):
+        page = settings.get("page_size", 1)
+        fields["kv_tokens"] = sglang.page_down(settings["max_total_tokens"], page)
+    defaults = [
+        f"{name} {value}"
+        for name, value in (("prefix_caching", "on"), ("page_size", "1"), ("kv_cache_dtype", "the model's"))
+        if name not in settings
+    ]
+    if architecture.state_layers and "state_dtype" not in settings:
+        defaults.append("state_dtype the engine's default")
+    if defaults:
+        assumptions.append(f"not given, so as the engine's defaults: {', '.join(defaults)}")
+    return sglang_inputs.from_architecture(
+        architecture,
+        sizes,
+        version=version,
+        kv_dtype=_kv_dtype(settings.get("kv_cache_dtype")),
+        state_dtype=_dtype(settings.get("state_dtype")),
+        **fields,
+    )
+
+
+def _budgets(
+    architecture: Architecture,
+    sizes: Parallel,
+    settings: Mapping[str, Any],
+    server: SglangServer,
+    total: Amount | None,
+    assumptions: list[str],
+) -> list[sglang.Budget | None]:
+    """The budget: one, or the middle, the least and the most of what is assumed."""
+    if "pool_bytes" in settings:
+        return [sglang.Budget(settings["pool_bytes"])]
+    if total is None:
+        return [None]
+    weights = weight_bytes(architecture, sizes, "sglang", draft=server.speculation is not None)
+    least, most = DEFAULT_FRACTION
+    if "memory_fraction" in settings:
+        least = most = settings["memory_fraction"]
+    else:
+        assumptions.append(f"memory_fraction between {least} and {most} (the engine's own choice is not modelled)")
+    assumptions.append(
+        f"{OUTSIDE[0] / GIB:.1f} to {OUTSIDE[1] / GIB:.1f} GiB of context and libraries before the weights; weights "
+        f"{words.gib(weights.low)} to {words.gib(weights.high)} GiB (modelled)"
+    )
+    version: Version = _newest(server)
+
+    def budget(card: int, outside: int, held: int, fraction: float) -> sglang.Budget:
+        pre = card - outside
+        return sglang.budget(version, pre, pre - held, fraction, multimodal=architecture.multimodal)
+
+    low = budget(total.bytes - total.tolerance, OUTSIDE[1], weights.high, least)
+    high = budget(total.bytes + total.tolerance, OUTSIDE[0], weights.low, most)
+    middle = budget(total.bytes, sum(OUTSIDE) // 2, weights.bytes, round((least + most) / 2, 3))
+    for one in (middle, low):
+        if one.rest <= 0:
+            raise NotModelledError(
+                f"the weights leave nothing for the pools: {words.gib(weights.bytes)} GiB of weights on a GPU of "
+                f"{words.gib(total.bytes)} GiB"
+            )
+    return [middle, low, high]
+
+
+def _newest(server: SglangServer) -> Version:
+    high = (*server.versions[1], 0, 0, 0)
+    return min(NEWEST, (high[0], high[1], high[2]))
+
+
+def _solve_bare(server: SglangServer, target: Target) -> Solved:
+    smallest = None
+    if target.concurrency is not None and target.context is not None:
+        smallest = sglang_plan.smallest(
+            server, target.concurrency, target.context, cached_prefixes=target.cached_prefixes
+        )
+        return Solved(None, smallest.after or smallest.minimum, smallest, server)
+    return Solved(None, sglang.agreed(sglang.readings(server)), None, server)
