@@ -8,6 +8,7 @@ them. A rule file is data only: it can name no code.
 from __future__ import annotations
 
 import functools
+import math
 import re
 import sys
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ MATCH_TIMEOUT_SECONDS: Final = 1.0
 LONGEST_PLAIN: Final = 2000
 """Longer lines are matched by `regex`, with a timeout."""
 
+FRAMEWORKS: Final = ("sglang", "vllm", "any")
 PREFIX_FILE: Final = "prefixes.toml"
 WORDING_MARK: Final = "@"
 """Behind the id of a user's rule that is another wording of a bundled one: `kv_pool@1`, from the first file."""
@@ -176,14 +178,26 @@ def convert(text: str, kind: str) -> Value:
     if kind == "count":
         return int(text.replace(",", "").replace("_", ""))
     if kind == "float":
-        return float(text.replace(",", ""))
+        return _finite(text.replace(",", ""))
     if kind == "percent":
-        return float(text) / 100
+        return _finite(text) / 100
     if kind == "flag":
         return text.lower() in {"true", "yes", "on", "1"}
     if kind == "size":
         return _convert_size(text)
     return parse_amount(text, kind)
+
+
+def _finite(text: str) -> float:
+    """The number; more digits than a float holds are no figure.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"not a finite number: {text[:40]!r}")
+    return value
 
 
 def _convert_size(text: str) -> Amount | None:
@@ -197,7 +211,7 @@ def field_type_problem(kind: str) -> str | None:
     base = kind.removesuffix("*")
     unit, _, decimals = base.partition(".")
     if base in {"text", "count", "float", "percent", "flag", "size"} or (
-        unit in UNIT_BYTES and (not decimals or decimals.isdigit())
+        unit in UNIT_BYTES and (not decimals or decimals in "0123456789")
     ):
         return None
     return f"unknown field type {kind!r}"
@@ -233,6 +247,8 @@ def read_rule_file(path: Path) -> RuleFile:
             raw = tomllib.load(stream)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise GrammarError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise GrammarError(f"{path}: nested too deep for a rule file") from error
     try:
         parsed = msgspec.convert(raw, RuleFile)
     except msgspec.ValidationError as error:
@@ -263,7 +279,22 @@ def load_rules(extra: Iterable[Path] = ()) -> RuleSet:
         for rule in read_rule_file(path).rule:
             meaning = known.get(rule.full_id)
             own.append(rule if meaning is None else _another_wording(rule, meaning, number, path))
+            _check_pattern(path, rule)
     return RuleSet((*own, *bundled))
+
+
+def _check_pattern(path: Path, rule: Rule) -> None:
+    """Refuse a user's rule that no line can ever satisfy (of the bundled ones the tests say it)."""
+    import regex
+
+    if rule.framework not in FRAMEWORKS:
+        raise GrammarError(f"{path}: unknown framework {rule.framework!r}; there are {', '.join(FRAMEWORKS)}")
+    try:
+        groups = compile_pattern(rule.pattern).groupindex
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise GrammarError(f"{path}: rule {rule.id}: the pattern is no regular expression: {error}") from error
+    if missing := [name for name in rule.fields if name not in groups]:
+        raise GrammarError(f"{path}: rule {rule.id}: the pattern has no group {missing[0]!r}")
 
 
 def _another_wording(rule: Rule, meaning: Rule, number: int, path: Path) -> Rule:

@@ -154,3 +154,25 @@ def test_a_users_wording_must_give_the_fields_of_its_meaning(tmp_path, change, m
     with pytest.raises(GrammarError) as error:
         load_rules([write(tmp_path, FORK.replace(*change, 1))])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (RULE.replace('framework = "sglang"', 'framework = "other"'), "unknown framework 'other'"),
+        (RULE.replace("pattern = '''", "pattern = '''(("), "no regular expression"),
+        (RULE.replace("(?<k>", "(?<key>"), "no group 'k'"),
+        (RULE.replace('k = "GiB"', 'k = "GiB.99999999"'), "unknown field type"),
+        ('framework = "sglang"\nx = ' + "[" * 50_000, "nested too deep"),
+    ],
+)
+def test_a_users_rule_that_can_take_no_line_is_refused(tmp_path, rule, message):
+    with pytest.raises(GrammarError) as error:
+        load_rules([write(tmp_path, rule)])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["float", "percent"])
+def test_a_number_with_more_digits_than_any_figure_is_none(kind):
+    with pytest.raises(ValueError, match="finite"):
+        convert("9" * 400, kind)

@@ -184,6 +184,11 @@ def test_a_missing_file(tmp_path: Path) -> None:
     assert "not a directory" in problem(put(tmp_path, b"x") / "nothing.log")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="Linux only")
+def test_a_file_that_opens_but_gives_an_error_can_not_be_read() -> None:
+    assert "can't be read" in problem(Path("/proc/self/mem"))
+
+
 def test_a_directory_suggests_to_name_its_files(tmp_path: Path) -> None:
     assert f"{tmp_path}/*.log" in problem(tmp_path)
 

@@ -28,6 +28,7 @@ from memledger.cli import app, overview
 def command(ctx: click.Context, framework: str | None, check: bool, rule_files: tuple[str, ...], format_: str) -> None:
     """The log lines that are understood: each rule's id, engine, the versions it was seen in, and what the line means."""
     from memledger.cli import output, reading
+    from memledger.sanitize import clean
 
     in_force = reading.rules([Path(f) for f in rule_files])
     if check:
@@ -36,7 +37,7 @@ def command(ctx: click.Context, framework: str | None, check: bool, rule_files: 
 
         problems = [*check_rules(in_force), *check_samples()]
         for problem in problems:
-            click.echo(problem, err=True)
+            click.echo(clean(problem), err=True)
         samples = sum(len(rule.sample) for rule in in_force.rules)
         output.write(f"{len(in_force.rules)} rules, {samples} samples, {len(problems)} problems\n")
         ctx.exit(app.CONDITION_HOLDS if problems else app.DONE)
@@ -61,6 +62,6 @@ def command(ctx: click.Context, framework: str | None, check: bool, rule_files: 
         return
     from tabulate import tabulate
 
-    rows = [(r.full_id, r.kind, r.versions, r.means) for r in chosen]
+    rows = [tuple(clean(word) for word in (r.full_id, r.kind, r.versions, r.means)) for r in chosen]
     text = tabulate(rows, headers=("rule", "kind", "versions", "means"), tablefmt="plain", disable_numparse=True)
     output.write("\n".join(line.rstrip() for line in text.splitlines()) + "\n")

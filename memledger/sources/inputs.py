@@ -189,6 +189,8 @@ def open_input(
         if problem := _not_a_log(name, mode):
             raise InputError(name, problem)
         stream = Path(name).open("rb", buffering=0)  # noqa: SIM115 - closed by OpenInput
+        if stat.S_ISREG(mode):
+            os.pread(stream.fileno(), 1, 0)  # a file that opens but can't be read (a failing disk, a process's memory)
     except OSError as error:
         raise InputError(name, _why(error)) from error
     except ValueError as error:  # a NUL in the name
