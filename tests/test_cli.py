@@ -262,6 +262,12 @@ class TestBadInput:
         assert code == 0
         assert out.startswith("SGLang")
 
+    def test_a_report_needs_no_standard_error(self, run, monkeypatch):
+        monkeypatch.setattr(sys, "stderr", None)
+        code, out, _ = run("explain", "server.log")
+        assert code == 0
+        assert out.startswith("SGLang")
+
     @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
     def test_a_file_that_must_not_be_read(self, run, folder):
         (folder / "server.log").chmod(0)

@@ -56,7 +56,7 @@ def read(
     With `on_news` the input is followed as it grows: it is called with each new report until the user ends it.
     """
     in_force = rules(rule_files)
-    bar = ProgressBar() if sys.stderr.isatty() and on_news is None else None
+    bar = ProgressBar() if sys.stderr is not None and sys.stderr.isatty() and on_news is None else None
 
     def on_idle(report: Report) -> bool:
         if on_news is not None:
