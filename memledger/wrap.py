@@ -43,7 +43,9 @@ _ODD: Final = re.compile(rb"[\x1b\r\x80-\xff]")
 _RULER: Final = re.compile(r"\W{10,}\Z|[|+│┃║╭╰├┌└#].*[|+│┃║╮╯┤┐┘#]\s*\Z", re.DOTALL)
 _LEAD: Final = re.compile(rb"(?:> ?| {2,8}|\t)(?=\S)")
 _SOME_WIDTHS: Final = frozenset({79, 127, 128, 132, 211, 212, 236, 237, 238, 239, 256})
-_LOOSE: Final = frozenset({"indented", "markdown", "numbered", "slurm", "grep", "shell_prompt", "box", "custom_level", "blank"})
+_LOOSE: Final = frozenset(
+    {"indented", "markdown", "numbered", "slurm", "grep", "shell_prompt", "box", "custom_level", "blank"}
+)
 """Styles that the rest of a cut line may seem to have by chance."""
 
 
@@ -115,8 +117,15 @@ class Unwrapper:
         return self._joined(lines, found, kept)
 
     def _seems_wrapped(self, data: bytes) -> bool:
-        start = data.find(b"\n", len(data) // 2)
-        return start >= 0 and bool(self.stretches(data[start + 1 : start + SAMPLE].split(b"\n")[:-1]))
+        """Whether some lines in the middle of a block may be wrapped: the longest are as long, and one goes on."""
+        start = data.find(b"\n", len(data) // 2) + 1
+        lines = data[start : start + SAMPLE].split(b"\n")[:-1]
+        widths = [len(line) for line in lines]
+        most = max(widths, default=0)
+        if not start or not NARROWEST <= most <= WIDEST or widths.count(most) < 2:
+            return False
+        full = [i for i, width in enumerate(widths[:-1]) if width == most]
+        return any(self._style(lines[i + 1]) is None for i in full) and bool(self.stretches(lines))
 
     def _joined(self, lines: list[bytes], found: list[Stretch], kept: int) -> Piece:
         """The first `kept` lines, joined where they were wrapped; the rest is held back with the line end before it."""
@@ -215,12 +224,16 @@ class Unwrapper:
             widths[0] = self._last.width
         found: list[Stretch] = []
         for width in self._candidates(widths):
+            full = [i for i, w in enumerate(widths[:-1]) if w == width or (i in odd and width in odd[i])]
+            some = full[:: max(1, len(full) // LOOKED_AT)]
             limits = [-1, *[i for i, w in enumerate(widths) if w > width], len(lines)]
+            if len(limits) > 2 and self._last is None and all(self._style(lines[i + 1]) for i in some):
+                continue
             for before, after in itertools.pairwise(limits):
-                if after - before > 2:
-                    stretch = self._judged(lines, widths, odd, before + 1, after, width)
-                    if stretch is not None:
-                        found.append(stretch)
+                here = full[bisect_left(full, before + 1) : bisect_left(full, after - 1)]
+                stretch = self._judged(lines, widths, here, before + 1, after, width)
+                if stretch is not None:
+                    found.append(stretch)
         chosen: list[Stretch] = []
         for stretch in sorted(found, key=lambda s: (s.chopped, -s.score)):
             if all(stretch.stop <= other.start or stretch.start >= other.stop for other in chosen):
@@ -228,26 +241,22 @@ class Unwrapper:
         return sorted(chosen)
 
     def _candidates(self, widths: list[int]) -> list[int]:
-        twice = Counter(
-            a for a, b in itertools.pairwise(widths) if a == b and NARROWEST <= a <= WIDEST
-        ).most_common(MOST_CANDIDATES)
+        twice = Counter(a for a, b in itertools.pairwise(widths) if a == b and NARROWEST <= a <= WIDEST).most_common(
+            MOST_CANDIDATES
+        )
         most = max(widths, default=0)
         found = [most] if NARROWEST <= most <= WIDEST else []
         found += [self._last.width] if self._last is not None else []
         return list(dict.fromkeys(found + [width for width, _ in twice]))
 
     def _judged(
-        self, lines: list[bytes], widths: list[int], odd: dict[int, set[int]], start: int, stop: int, width: int
+        self, lines: list[bytes], widths: list[int], full: list[int], start: int, stop: int, width: int
     ) -> Stretch | None:
-        """The stretch, where its lines were cut at `width`."""
-        full = [i for i in range(start, stop - 1) if widths[i] == width or (i in odd and width in odd[i])]
+        """The stretch, where its lines were cut at `width` (`full` are those as long)."""
         goes_on = self._last is not None and self._last.width == width and start == 0
-        if not full and not goes_on:
+        whole = start == 0 and stop == len(lines)
+        if not goes_on and len(full) < (1 if whole else 3):
             return None
-        if len(full) > LOOKED_AT and not goes_on:
-            kinds = {lines[i].translate(None, _DIGITS) for i in full[:LOOKED_AT]}
-            if len(kinds) == 1 and all(self._style(lines[i + 1]) for i in full[:LOOKED_AT]):
-                return None
         styles = self._own_styles(lines, widths, start, stop, width)
         if goes_on and self._last is not None:
             styles |= self._last.styles
@@ -260,7 +269,6 @@ class Unwrapper:
                 other.add(kind)
             elif not _is_of_table(lines[i], follows):
                 cut.add(kind)
-        whole = start == 0 and stop == len(lines)
         common = width % 10 == 0 or width in _SOME_WIDTHS
         if goes_on and self._last is not None and not self._last.chopped and len(other) <= len(cut) + 3:
             enough = 0
