@@ -44,16 +44,21 @@ _RESIZES: Final = (
     "speculative_draft_tokens",
 )
 _SHARDING: Final = frozenset({"tp_size", "pp_size", "ep_size", "dp_size", "dp_attention"})
+_UNCERTAIN: Final = "which release or strategy it is decides and is not certain"
 _VLLM_ONLY: Final = ("state_checkpoint_blocks", "kernel_block_tokens", "dcp_size")
 
 
 class Solved(msgspec.Struct, frozen=True):
-    """One variant's sizings: as it is, after the settings, and for a target the smallest that serves it."""
+    """One variant's sizings: as it is, after the settings, and for a target the smallest that serves it.
+
+    `others`: what other releases or strategies that it may be would make of it; `after` is the one with the fewest tokens.
+    """
 
     before: Sizing | None
     after: Sizing
     smallest: Smallest | None
     server: SglangServer
+    others: tuple[Sizing, ...] = ()
 
 
 def parallel(config: Mapping[str, Any]) -> Parallel:
@@ -87,6 +92,7 @@ def from_log(
     architecture: Architecture | None = None,
     how: str | None = None,
     version: str | None = None,
+    total: Amount | None = None,
 ) -> Plan:
     """A plan for one GPU of a logged server: the one whose KV pool is smallest.
 
@@ -97,11 +103,14 @@ def from_log(
         architecture: the model's, where it is known; its figures replace the log's where both agree.
         how: where the architecture was found.
         version: the release, where the log does not print it.
+        total: the card's memory, where the log does not print it.
 
     Raises:
         NotModelledError: the log lacks what the arithmetic needs, or a formula is not known.
     """
     rank = _rank(server)
+    if rank.gpu.total_bytes is None and total is not None:
+        rank = msgspec.structs.replace(rank, gpu=msgspec.structs.replace(rank.gpu, total_bytes=total.bytes))
     logged = sglang_inputs.from_rank(server, rank, version_of(version) if version else None)
     assumptions: list[str] = []
     not_modelled = list(unmodelled(settings))
@@ -113,13 +122,17 @@ def from_log(
     ]
     tokens = target.context or wanted.get("context_length") or variants[0].context_length
     others = _other_entries(rank)
-    draws = [_sides(one, others, tokens, wanted, server.config, architecture) for one in solved]
+    draws = [
+        _sides(msgspec.structs.replace(one, after=after), others, tokens, wanted, server.config, architecture)
+        for one in solved
+        for after in (one.after, *one.others)
+    ]
     before, after = draws[0]
     before = msgspec.structs.replace(before, ranges=spread([b for b, _ in draws])) if before is not None else None
     after = msgspec.structs.replace(after, ranges=spread([a for _, a in draws]))
     if exact is None:
         assumptions.append("bytes per slot and per token come from the log's rounded sizes; ranges hold their rounding")
-    plan = _finish(
+    return _finish(
         Plan(
             "sglang",
             server.framework_version or version,
@@ -136,7 +149,6 @@ def from_log(
         assumptions,
         not_modelled,
     )
-    return plan
 
 
 def _rank(server: Server) -> Rank:
@@ -167,16 +179,18 @@ def _exact(
     fitting: dict[Any, tuple[SglangServer, Architecture]] = {}
     for candidate in _same_class(rank):
         made = _with_shapes(server, logged, candidate)
-        if made is not None and _gives(made, rank):
-            # Of models with the same shapes, the one whose weights are stored plainly.
-            if (made.slot, made.kv) not in fitting or candidate.quantization is None:
-                fitting[made.slot, made.kv] = (made, candidate)
+        if made is None or not _gives(made, rank):
+            continue
+        # Of models with the same shapes, the one whose weights are stored plainly.
+        if (made.slot, made.kv) not in fitting or candidate.quantization is None:
+            fitting[made.slot, made.kv] = (made, candidate)
     if len(fitting) != 1:
         return None, None, None
     ((made, candidate),) = fitting.values()
-    how = f"shapes of {candidate.name}, the only ones in the bundled table of that class that give the log's pools"
-    notes.append(f"{how} (the model itself is not in the table)")
-    return made, candidate, how
+    notes.append(
+        f"the model is not in the bundled table; of its class, only the shapes of {candidate.name} give the log's pool sizes"
+    )
+    return made, candidate, f"shapes of {candidate.name} (bundled table)"
 
 
 def _same_class(rank: Rank) -> Iterator[Architecture]:
@@ -280,19 +294,19 @@ def _solve(
     before = sglang.agreed(sglang.readings(server))
     changed = _changed(server, settings, config, rank, architecture, assumptions)
     found = sglang.readings(changed) if changed is not server else sglang.readings(server)
-    if len(found) > 1:
+    found = sorted(found, key=lambda one: one.kv_tokens or 0)
+    if len(found) > 1 and target.concurrency is None:
         told = "; ".join(_reading(one) for one in found)
-        text = f"the release or the strategy decides and neither is certain: {told}"
-        if text not in not_modelled:
-            not_modelled.append(text)
-    after = sglang.agreed(found)
+        if not any(text.startswith(_UNCERTAIN) for text in not_modelled):
+            not_modelled.append(f"{_UNCERTAIN}: {told}")
+    after = found[0]
     smallest = None
     if target.concurrency is not None and target.context is not None:
         smallest = sglang_plan.smallest(
             changed, target.concurrency, target.context, cached_prefixes=target.cached_prefixes
         )
-        after = smallest.after or smallest.minimum
-    return Solved(before, after, smallest, changed)
+        return Solved(before, smallest.after or smallest.minimum, smallest, changed)
+    return Solved(before, after, smallest, changed, tuple(found[1:]))
 
 
 def _reading(one: Sizing) -> str:
@@ -344,7 +358,9 @@ def _changed(
         )
     if reshaped & _SHARDING and architecture is not None:
         freed = _weights_freed(rank, architecture, config, asked)
-        assumptions.append(f"the weights of one GPU change by {words.signed_gib(-freed)} GiB (modelled); the pools get the rest")
+        assumptions.append(
+            f"the weights of one GPU change by {words.signed_gib(-freed)} GiB (modelled); the pools get the rest"
+        )
         sizes = parallel(asked)
         extra |= {
             "more_budget": new.more_budget + freed,
@@ -352,7 +368,9 @@ def _changed(
         }
     if "gpu_total_bytes" in settings:
         if rank.gpu.total_bytes is None:
-            raise NotModelledError("gpu_total_bytes: the log does not print the card's memory, so the difference is not known")
+            raise NotModelledError(
+                "gpu_total_bytes: the log does not print the card's memory, so the difference is not known"
+            )
         if server.fraction is None:
             raise NotModelledError("gpu_total_bytes: --mem-fraction-static in effect is not known")
         more = settings["gpu_total_bytes"] - rank.gpu.total_bytes
@@ -407,9 +425,7 @@ def _new_kv(
     return sglang_plan.resized_kv(server.kv, now, wanted)
 
 
-def _weights_freed(
-    rank: Rank, architecture: Architecture, config: Mapping[str, Any], asked: Mapping[str, Any]
-) -> int:
+def _weights_freed(rank: Rank, architecture: Architecture, config: Mapping[str, Any], asked: Mapping[str, Any]) -> int:
     """Bytes of weights that another sharding takes off one GPU: the logged weights by the ratio of the modelled ones."""
     logged = sum(e.bytes for e in rank.entries if e.account == "weights/model")
     return logged - resharded(logged, architecture, parallel(config), parallel(asked), "sglang")
@@ -468,7 +484,7 @@ def side(sizing: Sizing, others: Mapping[str, int], tokens: int | None, speculat
     from memledger.ledger import ACCOUNTS
 
     every = {**others, **sizing.accounts}
-    ordered = {name: every[name] for name in ACCOUNTS if name in every}
+    ordered: dict[str, int] = {name: every[name] for name in ACCOUNTS if name in every}
     requests: int | None = None
     if tokens is not None:
         requests, _ = sizing.requests_of(tokens, speculation.draft_tokens if speculation is not None else 0)
@@ -633,7 +649,9 @@ def without_log(
         sides.append(side(one.after, others[min(index, len(others) - 1)], tokens, server.speculation))
     after = msgspec.structs.replace(sides[0], ranges=spread(sides))
     if not after.accounts:
-        raise NotModelledError("nothing to size: give --set pool_bytes=SIZE, --set state_slots=N, --gpu CARD or a target")
+        raise NotModelledError(
+            "nothing to size: give --set pool_bytes=SIZE, --set state_slots=N, --gpu CARD or a target"
+        )
     flags_of = {name: value for name, value in wanted.items() if name != "pool_bytes"}
     plan = _finish(
         Plan("sglang", version, architecture.name, architecture=how or architecture.source, after=after),
@@ -669,8 +687,8 @@ def _bare(
         "swa_full_tokens_ratio": "swa_ratio",
     }
     fields |= {field: settings[name] for name, field in names.items() if name in settings}
-    if "overlap_disabled" in settings:
-        fields["overlap"] = not settings["overlap_disabled"]
+    fields["overlap"] = not settings.get("overlap_disabled", False)
+    fields["linear_backend"] = settings.get("linear_attention_backend_prefill", "triton")
     if settings.get("speculative_draft_tokens"):
         fields["speculation"] = Speculation(
             settings["speculative_draft_tokens"], settings.get("speculative_steps"), settings.get("speculative_topk")
@@ -686,8 +704,10 @@ def _bare(
         for name, value in (("prefix_caching", "on"), ("page_size", "1"), ("kv_cache_dtype", "the model's"))
         if name not in settings
     ]
-    if architecture.state_layers and "state_dtype" not in settings:
-        defaults.append("state_dtype the engine's default")
+    if architecture.state_layers:
+        defaults += [] if "state_dtype" in settings else ["state_dtype the engine's own"]
+        defaults += [] if "overlap_disabled" in settings else ["overlap scheduling on"]
+        defaults += [] if "linear_attention_backend_prefill" in settings else ["linear attention by triton"]
     if defaults:
         assumptions.append(f"not given, so as the engine's defaults: {', '.join(defaults)}")
     return sglang_inputs.from_architecture(

@@ -34,12 +34,13 @@ class Target(msgspec.Struct, frozen=True):
 class Side(msgspec.Struct, frozen=True):
     """One GPU before or after. `ranges`: lowest and highest value of a figure that an input leaves open.
 
-    The keys of `ranges` are those of `accounts` and of `capacity`; a figure that is exact has none.
+    The keys of `ranges` are those of `accounts` and of `capacity` (`concurrency`: its requests); a figure that is exact
+    has none.
     """
 
     accounts: dict[str, int] = {}
     capacity: Capacity = Capacity()
-    ranges: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
 
     @property
     def concurrency(self) -> float | None:
@@ -115,16 +116,16 @@ def change(before: Side | None, after: Side | None) -> Change:
         old, new = getattr(before.capacity, name), getattr(after.capacity, name)
         if old is not None and new is not None and old != new:
             capacity[name] = new - old
-    old, new = before.capacity.concurrency, after.capacity.concurrency
-    if old.requests is not None and new.requests is not None and old.tokens_per_request == new.tokens_per_request:
-        if new.requests != old.requests:
-            capacity["concurrency"] = new.requests - old.requests
+    was, now = before.capacity.concurrency, after.capacity.concurrency
+    if was.requests is not None and now.requests is not None and was.tokens_per_request == now.tokens_per_request:
+        moved_requests = now.requests - was.requests
+        capacity |= {"concurrency": moved_requests} if moved_requests else {}
     return Change(accounts, capacity)
 
 
-def spread(sides: list[Side]) -> dict[str, tuple[int, int]]:
+def spread(sides: list[Side]) -> dict[str, tuple[float, float]]:
     """Lowest and highest of every figure that differs between the sides."""
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, tuple[float, float]] = {}
     for name in dict.fromkeys(name for side in sides for name in side.accounts):
         values = [side.accounts.get(name, 0) for side in sides]
         if min(values) != max(values):
@@ -133,6 +134,9 @@ def spread(sides: list[Side]) -> dict[str, tuple[int, int]]:
         known = [value for side in sides if (value := getattr(side.capacity, name)) is not None]
         if known and min(known) != max(known):
             found[name] = (min(known), max(known))
+    requests = [side.concurrency for side in sides if side.concurrency is not None]
+    if requests and min(requests) != max(requests):
+        found["concurrency"] = (min(requests), max(requests))
     return found
 
 

@@ -11,7 +11,14 @@ import msgspec
 from memledger import words
 from memledger.ledger import ACCOUNTS, Capacity, Concurrency, Rank, Server
 from memledger.model import vllm, vllm_facts
-from memledger.model.architecture import Architecture, NotModelledError, Parallel
+from memledger.model.architecture import (
+    Architecture,
+    GatedDeltaNet,
+    KimiDeltaAttention,
+    Mamba2,
+    NotModelledError,
+    Parallel,
+)
 from memledger.model.state import layer_state_bytes
 from memledger.model.versions import Release
 from memledger.model.vllm import Pool, Settings
@@ -30,8 +37,14 @@ ACTIVATIONS: Final = (round(0.5 * GIB), round(5.0 * GIB))
 GRAPHS: Final = (round(0.2 * GIB), round(2.0 * GIB))
 """The engine's estimate of its CUDA graphs, assumed where there is no log."""
 _SGLANG_ONLY: Final = ("state_slots", "state_memory_ratio", "overlap_disabled", "swa_full_tokens_ratio", "dp_attention")
-_BACKENDS: Final = {"fa2": "FLASH_ATTN", "fa3": "FLASH_ATTN", "fa4": "FLASH_ATTN", "triton": "TRITON_ATTN", "flex": "FLEX_ATTENTION"}
-_EXPORTING: Final = {"gdn": "flashinfer", "kda": "flashkda"}
+_BACKENDS: Final = {
+    "fa2": "FLASH_ATTN",
+    "fa3": "FLASH_ATTN",
+    "fa4": "FLASH_ATTN",
+    "triton": "TRITON_ATTN",
+    "flex": "FLEX_ATTENTION",
+}
+_EXPORTING: Final = {GatedDeltaNet: "flashinfer", KimiDeltaAttention: "flashkda"}
 
 
 class Guess(msgspec.Struct, frozen=True):
@@ -77,7 +90,9 @@ def make_pool(
         state_dtype=_named(config.get("state_dtype")),
         prefix_caching=config.get("prefix_caching"),
         state_mode=_mode(config),
-        prefill_backend=config.get("linear_attention_backend_prefill") or _checkpointing(architecture, told) or guess.prefill_backend,
+        prefill_backend=config.get("linear_attention_backend_prefill")
+        or _checkpointing(architecture, told)
+        or guess.prefill_backend,
         draft_tokens=draft_tokens,
         draft=bool(draft_tokens) and method not in {"ngram", "suffix"},
         settings=base,
@@ -91,8 +106,8 @@ def _checkpointing(architecture: Architecture, told: int | None) -> str | None:
     """The prefill backend that keeps a checkpoint where the user says there is one, or "triton", which keeps none."""
     if not told:
         return None if told is None else "triton"
-    kinds = {getattr(type(layer.state).__struct_config__, "tag", None) for layer in architecture.state_layers}
-    return next((name for tag, name in _EXPORTING.items() if tag in kinds), None)
+    kinds = {type(layer.state) for layer in architecture.state_layers}
+    return next((name for kind, name in _EXPORTING.items() if kind in kinds), None)
 
 
 def _sizes(config: Mapping[str, Any]) -> Parallel:
@@ -166,7 +181,16 @@ def from_log(
         draws.append(
             (
                 _side(logged.pool, number, size, architecture, config, version, others, target.context),
-                _after(after_pool, have, number if not wanted and not target.concurrency else None, target, architecture, asked, version, others),
+                _after(
+                    after_pool,
+                    have,
+                    number if not wanted and not target.concurrency else None,
+                    target,
+                    architecture,
+                    asked,
+                    version,
+                    others,
+                ),
                 have,
             )
         )
@@ -206,10 +230,7 @@ def _logged(
     for index, guess in enumerate(_guesses(config)):
         try:
             pool = make_pool(architecture, config, version, config["context_length"], guess, rank.gpu.total_bytes)
-            if capacity.kv_block_tokens is not None and pool.block.tokens != capacity.kv_block_tokens:
-                raise NotModelledError(
-                    f"the architecture gives blocks of {pool.block.tokens} tokens, the log {capacity.kv_block_tokens}"
-                )
+            _check_block(pool, capacity.kv_block_tokens)
             if capacity.kv_blocks is not None:
                 blocks = vllm.BlockRange(capacity.kv_blocks, capacity.kv_blocks)
             else:
@@ -224,7 +245,11 @@ def _logged(
             continue
         if index:
             assumptions.append(f"what the log leaves open, chosen so that its figures come out: {_told(guess, pool)}")
-        elif pool.settings.checkpoint_blocks == 0 and pool.settings.state_mode == "align" and not config.get("linear_attention_backend_prefill"):
+        elif (
+            pool.settings.checkpoint_blocks == 0
+            and pool.settings.state_mode == "align"
+            and not config.get("linear_attention_backend_prefill")
+        ):
             assumptions.append("the state's prefill backend is triton (no checkpoint block)")
         size = pool.bytes_per_block
         least, most = blocks.low * size, (blocks.high + 1) * size - 1
@@ -232,6 +257,11 @@ def _logged(
         return Logged(pool, guess, blocks, middle, amount.tolerance if amount is not None else 0)
     assert refusal is not None
     raise NotModelledError(f"the model's layers do not give the log's pool: {refusal}")
+
+
+def _check_block(pool: Pool, printed: int | None) -> None:
+    if printed is not None and pool.block.tokens != printed:
+        raise NotModelledError(f"the architecture gives blocks of {pool.block.tokens} tokens, the log {printed}")
 
 
 def _guesses(config: Mapping[str, Any]) -> Iterator[Guess]:
@@ -259,7 +289,9 @@ def _ends(logged: Logged) -> list[tuple[int, int]]:
     found = [(likely, logged.available)]
     if logged.blocks.exact is None:
         found.append((logged.blocks.low, max(logged.available - logged.tolerance, logged.blocks.low * size)))
-        found.append((logged.blocks.high, min(logged.available + logged.tolerance, (logged.blocks.high + 1) * size - 1)))
+        found.append(
+            (logged.blocks.high, min(logged.available + logged.tolerance, (logged.blocks.high + 1) * size - 1))
+        )
     return found
 
 
@@ -316,7 +348,9 @@ def _more_bytes(
         return 0
     if "gpu_total_bytes" in wanted:
         if card is None or fraction is None:
-            raise NotModelledError("gpu_total_bytes: the card's memory or the utilisation now is not in the log (--gpu would tell)")
+            raise NotModelledError(
+                "gpu_total_bytes: the card's memory or the utilisation now is not in the log (--gpu would tell)"
+            )
         used = wanted.get("memory_fraction", fraction)
         more += round(wanted["gpu_total_bytes"] * used - card * fraction)
         assumptions.append("another card: activations, graphs and libraries are taken to stay as they are")
@@ -407,7 +441,11 @@ def _accounts(
     parts = [layer_state_bytes(state, tp, conv, ssm, "vllm", drafts) for state in states]
     windows, total = sum(c for c, _ in parts), sum(c + t for c, t in parts)
     share = split.state_bytes * windows // total if total else 0
-    found = {"kv_cache/pool": split.kv_bytes, "recurrent_state/conv": share, "recurrent_state/ssm": split.state_bytes - share}
+    found = {
+        "kv_cache/pool": split.kv_bytes,
+        "recurrent_state/conv": share,
+        "recurrent_state/ssm": split.state_bytes - share,
+    }
     return {name: bytes_ for name, bytes_ in found.items() if bytes_}
 
 
@@ -462,9 +500,7 @@ def _finish(
     held = None if available is None else vllm.blocks(pool, available)
     null = 1 if at >= vllm_facts.NULL_BLOCK_CHECKED_SINCE else 0
     if target.concurrency is not None and target.context is not None:
-        found = vllm.smallest_reservation(
-            pool, target.concurrency, target.context, total=total, outside_pool=outside
-        )
+        found = vllm.smallest_reservation(pool, target.concurrency, target.context, total=total, outside_pool=outside)
         needed = found.bytes
         smallest = _bare_side(pool, found.blocks, target)
         flags = merged(given, [word for flag in found.flags for word in flag.split()])
@@ -492,7 +528,9 @@ def _finish(
             f"takes {words.amount(vllm.state_cost(pool).bytes)} of state"
         )
     if "max_running_requests" in wanted or target.concurrency is not None:
-        not_modelled.append("CUDA graphs and activations: another number of running requests captures other batch sizes")
+        not_modelled.append(
+            "CUDA graphs and activations: another number of running requests captures other batch sizes"
+        )
     return msgspec.structs.replace(
         plan,
         smallest=smallest,
@@ -577,18 +615,22 @@ def without_log(
     wanted = _wanted(settings, at, not_modelled)
     if "gpu_total_bytes" in wanted:
         total = Amount(wanted["gpu_total_bytes"])
-    length = (target.context if target.concurrency else None) or wanted.get("context_length") or architecture.max_positions
+    length = (
+        (target.context if target.concurrency else None) or wanted.get("context_length") or architecture.max_positions
+    )
     if length is None:
         raise NotModelledError("the longest request is not known: --set context_length=N")
     if not target.concurrency and "context_length" not in wanted:
         assumptions.append(f"context_length {length:,}, the model's own")
     guess = Guess(KERNEL_BLOCK, None, "triton")
-    asked = _consistent(dict(wanted), wanted)
+    asked = {"state_checkpoint_blocks": 0, **_consistent(dict(wanted), wanted)}
     pool = make_pool(architecture, asked, version, length, guess, total.bytes if total is not None else None)
     assumptions += _defaults(pool, architecture, wanted)
     available, others = _available(architecture, asked, version, pool, total, assumptions)
     if not available and target.concurrency is None:
-        raise NotModelledError("nothing to size: give --set pool_bytes=SIZE, --gpu CARD or a target (--concurrency, --context)")
+        raise NotModelledError(
+            "nothing to size: give --set pool_bytes=SIZE, --gpu CARD or a target (--concurrency, --context)"
+        )
     sides = [
         _after(pool, size, None, target, architecture, asked, version, other)
         for size, other in zip(available, others, strict=True)
@@ -601,10 +643,8 @@ def without_log(
         cap = {**asked, "max_running_requests": target.concurrency}
         after = _side(pool, smallest.blocks, smallest.bytes, architecture, cap, version, {}, target.context)
     made = Plan("vllm", version, architecture.name, architecture=how or architecture.source, after=after)
-    plans = [
-        _finish(made, pool, size, wanted, asked, target, list(assumptions), list(not_modelled))
-        for size in (available or [None])
-    ]
+    ends: list[int | None] = [*available] if available else [None]
+    plans = [_finish(made, pool, size, wanted, asked, target, list(assumptions), list(not_modelled)) for size in ends]
     if len({plan.feasible for plan in plans}) > 1:
         return msgspec.structs.replace(plans[0], feasible=None)
     return plans[0]
@@ -617,13 +657,24 @@ def _defaults(pool: Pool, architecture: Architecture, wanted: Mapping[str, Any])
         found.append(f"kernel blocks of {KERNEL_BLOCK} tokens")
     if "prefix_caching" not in wanted and architecture.state_layers:
         found.append(f"state cache mode {pool.settings.state_mode}")
-    if pool.settings.state_mode == "align" and not {"state_checkpoint_blocks", "linear_attention_backend_prefill"} & set(wanted):
-        found.append(words.plural(pool.settings.checkpoint_blocks, "checkpoint block") + " for each state group")
+    if pool.settings.state_mode == "align" and not {
+        "state_checkpoint_blocks",
+        "linear_attention_backend_prefill",
+    } & set(wanted):
+        found.append("no checkpoint block for state groups")
+        if _always_checkpoints(pool, architecture):
+            note = "Mamba-2 layers take one in this release: --set state_checkpoint_blocks=1"
+            return [f"not given: {', '.join(found)} ({note})"]
     if architecture.state_layers and "state_dtype" not in wanted:
         found.append("the engine's own state type")
     if pool.count("sliding"):
         found.append(f"{pool.settings.in_flight_tokens:,} tokens in flight")
     return [f"not given, so as the engine's defaults: {', '.join(found)}"] if found else []
+
+
+def _always_checkpoints(pool: Pool, architecture: Architecture) -> bool:
+    states = (layer.state for layer in architecture.state_layers)
+    return pool.settings.release >= vllm_facts.CHECKPOINT_BLOCKS_SINCE and any(isinstance(s, Mamba2) for s in states)
 
 
 def _available(

@@ -1,0 +1,203 @@
+"""`memledger plan`: what other settings would give, and the smallest reservation that serves a load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memledger.cli import app, overview
+from memledger.cli.options import MODEL_CONFIG
+
+if TYPE_CHECKING:
+    from memledger.cards import Total
+    from memledger.ledger import Input, Server, Source
+    from memledger.model.find import Found
+    from memledger.plan_values import Plan, Target
+
+
+class ConfigUnreadableError(click.ClickException):
+    """The model's config.json can't be used."""
+
+    exit_code = app.UNREADABLE
+
+
+def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    if not values:
+        return {}
+    from memledger.plan_settings import parse
+
+    try:
+        return parse(values)
+    except ValueError as error:
+        raise click.BadParameter(_shown(str(error))) from error
+
+
+def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    from memledger.plan_settings import count
+
+    try:
+        found = count(value)
+    except ValueError as error:
+        raise click.BadParameter(_shown(str(error))) from error
+    if found < 1:
+        raise click.BadParameter("at least 1.")
+    return found
+
+
+def _total(ctx: click.Context, param: click.Parameter, value: str | None) -> Total | None:
+    if value is None:
+        return None
+    from memledger.cards import parse_total
+
+    try:
+        return parse_total(value)
+    except ValueError as error:
+        raise click.BadParameter(_shown(str(error))) from error
+
+
+def _shown(text: str) -> str:
+    from memledger.sanitize import clean
+
+    return clean(text.encode("utf-8", "replace").decode())
+
+
+@click.command("plan", short_help=overview.COMMANDS["plan"][1])
+@click.argument("files", nargs=-1, metavar="[LOG]...")
+@click.option("--concurrency", callback=_count, metavar="N", help="Requests that are to run at once (with --context).")
+@click.option(
+    "--context", callback=_count, metavar="TOKENS", help="Tokens of each request, prompt and answer: 131072, or 128k."
+)
+@click.option("--keep-prefixes", callback=_count, metavar="N", help="Cached prefixes whose state is to stay (SGLang).")
+@click.option(
+    "--set",
+    "settings",
+    callback=_settings,
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another setting: state_dtype=bfloat16, memory_fraction=0.9, pool_bytes=40GiB. Repeatable.",
+)
+@click.option("--framework", type=click.Choice(["sglang", "vllm"]), help="Without a log: the engine.")
+@click.option("--framework-version", metavar="VERSION", help="The engine's version, where no log prints it.")
+@MODEL_CONFIG
+@click.option("--model", metavar="NAME", help="Without a log: a model of the bundled table, or of the local cache.")
+@click.option("--gpu", callback=_total, metavar="CARD|SIZE", help="The card or its memory: h100-80, 4090, 80GiB.")
+@click.option("--start", type=click.IntRange(min=1), metavar="N", help="Plan for the Nth start in the log.")
+@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to write the plan.")
+@click.option("--no-live", is_flag=True, help="Look at nothing but the files named: no model folder or cache.")
+@click.option(
+    "--rules",
+    "rule_files",
+    multiple=True,
+    metavar="FILE",
+    help="A rule file of your own, before the bundled ones. Repeatable.",
+)
+@click.option("--width", type=click.IntRange(min=40), metavar="COLUMNS", help="Width of the text.")
+@click.option("--no-color", is_flag=True, help="No colours (there are none; for scripts that pass it everywhere).")
+@click.pass_context
+def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> None:
+    r"""What other settings would give: memory by account, capacity, the limit that binds, the exact flags.
+
+    \b
+      memledger plan server.log --concurrency 4 --context 128k
+      memledger plan server.log --set state_dtype=bfloat16
+      memledger plan --framework vllm --framework-version 0.33.0 \
+        --model-config DIR --set pool_bytes=40GiB --context 128k --concurrency 8
+
+    Exit codes: 0 it can be had; 1 the target can't be met; 3 nothing could be planned.
+    """
+    from memledger.plan_values import Target
+
+    target = Target(options["concurrency"], options["context"], options["keep_prefixes"] or 0)
+    if target.concurrency is not None and target.context is None:
+        raise click.UsageError("--concurrency needs --context: how long is each request?")
+    if files and (options["framework"] or options["model"]):
+        raise click.UsageError("--framework and --model are for plans without a log; the log names both.")
+    if not files and not options["framework"]:
+        raise click.UsageError(
+            "Give a log (memledger plan server.log ...), or --framework with --model-config or --model."
+        )
+    if not files and options["model_config"] is None and options["model"] is None:
+        raise click.UsageError("Without a log, --model-config FILE or --model NAME says what is to be served.")
+    if files and not options["settings"] and target.context is None:
+        raise click.UsageError("Nothing to plan: give --concurrency and --context, or --set NAME=VALUE.")
+    ctx.exit(_run(files, target, options))
+
+
+def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int:
+    """Read, plan, write; the exit code."""
+    from memledger.ledger import Source
+    from memledger.model.architecture import NotModelledError
+    from memledger.plan import Facts, choose_server, make_plan, refused
+
+    server: Server | None = None
+    inputs: tuple[Input, ...] = ()
+    sources: tuple[Source, ...] = ()
+    problems: tuple[str, ...] = ()
+    if files:
+        from memledger import pipeline
+        from memledger.cli import reading
+
+        got = pipeline.read(files, reading.rules([Path(f) for f in options["rule_files"]]))
+        inputs, sources, problems = got.report.inputs, got.report.sources, tuple(map(_shown, got.problems))
+        for sentence in problems or reading.nothing_recognised(got):
+            click.echo(f"memledger: {sentence}", err=True)
+        if not got.report.servers:
+            _write(None, inputs, sources, options)
+            return app.UNREADABLE if problems else app.NOTHING_RECOGNISED
+        try:
+            server = choose_server(got.report.servers, options["start"])
+        except LookupError as error:
+            raise click.UsageError(f"{error.args[0]}.") from error
+    found = _architecture(server, options)
+    model = Source("model", "ok" if found.architecture is not None else "unavailable", found.how)
+    gpu = options["gpu"]
+    facts = Facts(
+        server.framework if server is not None else options["framework"],
+        options["framework_version"],
+        found.architecture,
+        found.how,
+        gpu.amount if gpu is not None else None,
+    )
+    try:
+        plan = make_plan(server, options["settings"], target, facts)
+    except NotModelledError as error:
+        plan = refused(server, options["settings"], target, facts, error)
+    _write(plan, inputs, (*sources, model), options)
+    if problems:
+        return app.UNREADABLE
+    if plan.after is None:
+        return app.NOTHING_RECOGNISED
+    return app.CONDITION_HOLDS if plan.feasible is False else app.DONE
+
+
+def _architecture(server: Server | None, options: dict[str, Any]) -> Found:
+    from memledger.model.find import ModelConfigError, find
+
+    model = options["model"] or (server.model if server is not None else None)
+    try:
+        return find(model, config=options["model_config"], look_here=not options["no_live"])
+    except ModelConfigError as error:
+        raise ConfigUnreadableError(f"{_shown(str(error))}.") from error
+
+
+def _write(plan: Plan | None, inputs: tuple[Input, ...], sources: tuple[Source, ...], options: dict[str, Any]) -> None:
+    from memledger.cli import output
+
+    if options["format_"] == "json":
+        from memledger import __version__
+        from memledger.plan_values import PlanReport
+        from memledger.report.plan_json import encode
+
+        output.write_bytes(encode(PlanReport(__version__, inputs, sources, plan)))
+    elif plan is not None and plan.after is None:
+        from memledger.report.plan_text import answer
+
+        click.echo(f"memledger: {answer(plan)}", err=True)
+    elif plan is not None:
+        from memledger.report.plan_text import render
+
+        output.write(render(plan, output.style(options["width"], no_color=True)))

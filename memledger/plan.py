@@ -1,0 +1,110 @@
+"""`memledger plan`: what other settings would give, from a log's own figures or from a model's architecture alone.
+
+Pure: inputs to a `Plan` value (`memledger.plan_values`). The engines' arithmetic is in `memledger.model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from memledger import plan_sglang, plan_vllm
+from memledger.ledger import Server
+from memledger.model.architecture import Architecture, NotModelledError
+from memledger.plan_values import Plan, PlanReport, Side, Target
+from memledger.sanitize import clean
+from memledger.units import Amount
+
+__all__ = ["Facts", "Plan", "PlanReport", "Side", "Target", "choose_server", "make_plan", "refused"]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a plan stands on besides a log: the engine, the architecture (and `how` it was found), the card's memory."""
+
+    framework: Literal["sglang", "vllm"]
+    version: str | None = None
+    architecture: Architecture | None = None
+    how: str | None = None
+    total: Amount | None = None
+
+
+def choose_server(servers: Sequence[Server], start: int | None = None) -> Server:
+    """The start to plan for: the Nth, else the last one whose pools are in the log, else the last.
+
+    Raises:
+        LookupError: there is no such start.
+    """
+    if start is not None:
+        if start > len(servers):
+            raise LookupError(f"there is no start {start}: the log holds {len(servers)}")
+        return servers[start - 1]
+    with_pools = [s for s in servers if any(r.capacity.kv_tokens or r.capacity.state_slots for r in s.ranks)]
+    return (with_pools or list(servers))[-1]
+
+
+def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target, facts: Facts) -> Plan:
+    """The plan for a logged server, or without one for an architecture.
+
+    Raises:
+        NotModelledError: nothing could be planned; the message says why and what would help.
+    """
+    module = plan_sglang if facts.framework == "sglang" else plan_vllm
+    if server is not None:
+        made = module.from_log(
+            server, settings, target,
+            architecture=facts.architecture, how=facts.how, version=facts.version, total=facts.total,
+        )  # fmt: skip
+    elif facts.architecture is None:
+        raise NotModelledError(facts.how or "no architecture: give --model-config FILE or --model NAME")
+    else:
+        made = module.without_log(
+            facts.architecture, settings, target, how=facts.how, version=facts.version, total=facts.total
+        )
+    return _safe(msgspec.structs.replace(made, inputs=_inputs(settings, target, facts)))
+
+
+def refused(
+    server: Server | None, settings: Mapping[str, Any], target: Target, facts: Facts, why: NotModelledError
+) -> Plan:
+    """The plan where nothing could be planned: what was asked for, and the reason."""
+    return _safe(
+        Plan(
+            facts.framework,
+            (server.framework_version if server is not None else None) or facts.version,
+            server.model if server is not None else None,
+            architecture=facts.how if facts.architecture is not None else None,
+            inputs=_inputs(settings, target, facts),
+            not_modelled=(str(why),),
+        )
+    )
+
+
+def _inputs(settings: Mapping[str, Any], target: Target, facts: Facts) -> dict[str, Any]:
+    found: dict[str, Any] = dict(settings)
+    if target.concurrency is not None:
+        found["concurrency"] = target.concurrency
+    if target.context is not None:
+        found["context"] = target.context
+    if target.cached_prefixes:
+        found["keep_prefixes"] = target.cached_prefixes
+    if facts.total is not None:
+        found["gpu_total_bytes"] = facts.total.bytes
+    return found
+
+
+def _safe(plan: Plan) -> Plan:
+    """Text that comes from the log or from files, cleaned and masked."""
+    return msgspec.structs.replace(
+        plan,
+        framework_version=_clean(plan.framework_version),
+        model=_clean(plan.model),
+        architecture=_clean(plan.architecture),
+        assumptions=tuple(clean(text) for text in plan.assumptions),
+        not_modelled=tuple(clean(text) for text in plan.not_modelled),
+    )
+
+
+def _clean(text: str | None) -> str | None:
+    return clean(text) if text is not None else None

@@ -1,0 +1,216 @@
+"""A plan as text: the answer in a sentence, one table of before, after and change, then what binds and what is not known."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from tabulate import tabulate
+
+from memledger import words
+from memledger.plan_values import CAPACITIES, Plan, Side
+from memledger.report.text import Style, to_ascii
+
+_NAMES = {"sglang": "SGLang", "vllm": "vLLM"}
+_CAPACITY_WORDS = {
+    "kv_tokens": "KV tokens",
+    "kv_swa_tokens": "KV tokens, window layers",
+    "kv_blocks": "blocks",
+    "kv_block_tokens": "tokens a block",
+    "state_slots": "state slots",
+    "slots_per_request": "slots a request",
+    "max_running_requests": "running requests",
+}
+LABEL_WIDTH = 13
+NARROWEST = 40
+SMALLEST = 2**30 // 200
+"""Bytes below which an account has no row: two decimals of a GiB would show nothing."""
+
+
+def render(plan: Plan, style: Style | None = None) -> str:
+    """The plan as lines of text, ending in a newline."""
+    style = style or Style()
+    model = plan.model.rsplit("/", 1)[-1] if plan.model else None
+    header = " · ".join(
+        part for part in (" ".join(filter(None, (_NAMES[plan.framework], plan.framework_version))), model) if part
+    )
+    lines = [header, "", *_wrap(answer(plan), style.width), ""]
+    if plan.after is not None:
+        lines += [*_table(plan), ""]
+    lines += _facts(plan, style.width)
+    while lines and not lines[-1]:
+        lines.pop()
+    text = "\n".join(line.rstrip() for line in lines) + "\n"
+    return text if style.unicode else to_ascii(text)
+
+
+def answer(plan: Plan) -> str:
+    """The first sentences: whether it can be had, with which flags, and what it costs."""
+    load = _load(plan)
+    if plan.after is None:
+        return f"Nothing could be planned: {'; '.join(plan.not_modelled)}."
+    needed = f"it takes {words.gib_about(plan.needed_bytes)} of pools" if plan.needed_bytes is not None else None
+    there = f"there are {words.gib_about(plan.available_bytes)}" if plan.available_bytes is not None else None
+    if plan.feasible is False:
+        what = (
+            f"{load} can't be served"
+            if load
+            else "The server would not start: one request of the longest length does not fit"
+        )
+        short = "; ".join(filter(None, (needed, there)))
+        instead = f" What fits: {'; '.join(plan.instead)}." if plan.instead else ""
+        return f"{what}{': ' + short if short else ''}.{instead}"
+    flags = " ".join(_shell(plan.flags))
+    if load:
+        if plan.feasible:
+            sure = "can be served"
+        elif plan.available_bytes is not None:
+            sure = "may be served: what is assumed decides"
+        else:
+            sure = "are served by the pools below; whether the GPU has room for them is not known"
+        text = f"{load} {sure}{': ' + flags if flags else ''}."
+        rest = ", ".join(filter(None, (needed, there)))
+        return f"{text} {rest[0].upper()}{rest[1:]}." if rest else text
+    text = _effect(plan)
+    return f"{flags}: {text}" if flags else text[0].upper() + text[1:]
+
+
+def _load(plan: Plan) -> str | None:
+    requests, tokens = plan.inputs.get("concurrency"), plan.inputs.get("context")
+    if requests is None or tokens is None:
+        return None
+    return f"{words.plural(requests, 'request')} of {tokens:,} tokens at once"
+
+
+def _effect(plan: Plan) -> str:
+    """What the settings do to the capacity, in a sentence."""
+    assert plan.after is not None
+    after, before = plan.after.capacity, plan.before.capacity if plan.before is not None else None
+    parts = []
+    for name in ("kv_tokens", "state_slots", "max_running_requests"):
+        new = getattr(after, name)
+        old = getattr(before, name) if before is not None else None
+        if new is None:
+            continue
+        if old is not None and old != new:
+            parts.append(f"{new:,} {_CAPACITY_WORDS[name]} instead of {old:,}")
+        elif old is None:
+            parts.append(f"{new:,} {_CAPACITY_WORDS[name]}")
+    if not parts:
+        return "no capacity changes." if plan.before is not None else "see the table."
+    return f"{', '.join(parts)}."
+
+
+def _table(plan: Plan) -> list[str]:
+    after, before = plan.after, plan.before
+    assert after is not None
+    header = ["GiB on one GPU", "after"] if before is None else ["GiB on one GPU", "before", "after", "change"]
+    rows: list[list[str]] = []
+    names = [*(before.accounts if before is not None else {}), *after.accounts]
+    for name in sorted(dict.fromkeys(names), key=_order):
+        sizes = (before.accounts.get(name, 0) if before is not None else 0, after.accounts.get(name, 0))
+        if any(abs(size) >= SMALLEST for size in sizes):
+            rows.append(_row(name, *sizes, after, before, size=True))
+    for name in CAPACITIES:
+        counts = (getattr(before.capacity, name) if before is not None else None, getattr(after.capacity, name))
+        if counts != (None, None):
+            rows.append(_row(name, *counts, after, before, size=False))
+    length, requests = after.capacity.concurrency.tokens_per_request, after.concurrency
+    if requests is not None and length is not None:
+        low, high = after.ranges.get("concurrency", (requests, requests))
+        ends = [words.count(round(end, 2)) for end in (low, high)]
+        row = [f"requests of {length:,}", ends[0] if ends[0] == ends[1] else " to ".join(ends)]
+        if before is not None:
+            same = before.capacity.concurrency.tokens_per_request == length
+            was = before.concurrency if same else None
+            row.insert(1, "" if was is None else words.count(round(was, 2)))
+            moved = 0 if was is None else round(requests - was, 2)
+            row.append(f"{moved:+g}" if moved else "")
+        rows.append(row)
+    text = tabulate(
+        rows,
+        headers=header,
+        tablefmt="plain",
+        colalign=("left", *("right",) * (len(header) - 1)),
+        disable_numparse=True,
+    )
+    return text.splitlines()
+
+
+def _order(name: str) -> int:
+    from memledger.ledger import ACCOUNTS
+
+    return ACCOUNTS.index(name) if name in ACCOUNTS else len(ACCOUNTS)
+
+
+def _row(name: str, old: int | None, new: int | None, after: Side, before: Side | None, *, size: bool) -> list[str]:
+    label = name if size else _CAPACITY_WORDS[name]
+    row = [label, _cell(name, new, after, size=size)]
+    if before is not None:
+        row.insert(1, _cell(name, old, before, size=size))
+        moved = (new or 0) - (old or 0) if new is not None and old is not None else 0
+        shown = "" if not moved else words.signed_gib(moved) if size else f"{moved:+,}"
+        row.append("" if shown == "0.00" else shown)
+    return row
+
+
+def _cell(name: str, value: int | None, side: Side, *, size: bool) -> str:
+    if value is None:
+        return ""
+
+    def shown(number: float) -> str:
+        return words.gib(int(number)) if size else words.count(number)
+
+    if name in side.ranges:
+        low, high = (shown(end) for end in side.ranges[name])
+        if low != high:
+            return f"{low} to {high}"
+    return shown(value)
+
+
+def _facts(plan: Plan, width: int) -> list[str]:
+    lines: list[str] = []
+    if plan.binding_limit and plan.after is not None:
+        names = [_CAPACITY_WORDS.get(name, name) for name in plan.binding_limit.split(", ")]
+        lines += _fact("binds", ", ".join(names), width)
+    if plan.smallest is not None and plan.needed_bytes is not None:
+        held = [
+            f"{getattr(plan.smallest.capacity, name):,} {_CAPACITY_WORDS[name]}"
+            for name in ("state_slots", "kv_tokens" if plan.framework == "sglang" else "kv_blocks")
+            if getattr(plan.smallest.capacity, name) is not None
+        ]
+        lines += _fact("smallest", f"{words.gib(plan.needed_bytes)} GiB: {', '.join(held)}", width)
+    if plan.architecture and plan.after is not None:
+        lines += _fact("model", plan.architecture, width)
+    lines += _list("assumed", plan.assumptions, width)
+    if plan.after is not None:
+        lines += _list("not modelled", plan.not_modelled, width)
+    return lines
+
+
+def _list(label: str, texts: Iterable[str], width: int) -> list[str]:
+    lines: list[str] = []
+    for index, text in enumerate(texts):
+        lines += _fact(label if index == 0 else "", text, width)
+    return lines
+
+
+def _fact(label: str, text: str, width: int) -> list[str]:
+    return _wrap(text, width, label.ljust(LABEL_WIDTH), " " * LABEL_WIDTH)
+
+
+def _wrap(text: str, width: int, first: str = "", later: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        max(NARROWEST, width),
+        initial_indent=first,
+        subsequent_indent=later,
+        break_on_hyphens=False,
+        break_long_words=False,
+    ) or [first]
+
+
+def _shell(flags: Iterable[str]) -> list[str]:
+    import shlex
+
+    return [shlex.quote(flag) for flag in flags]
