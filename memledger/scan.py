@@ -185,15 +185,21 @@ class Scanner:
                 index += 1
             line = data[left:right]
             position = right
-            if right - left <= LONGEST_SHAPE and (shape := shapes.get(line.translate(None, DIGITS))) is not None:
+            doubtful = bool(self._doubtful) and right in self._doubtful
+            if (
+                not doubtful
+                and right - left <= LONGEST_SHAPE
+                and (shape := shapes.get(line.translate(None, DIGITS))) is not None
+            ):
                 if shape.columns is not None:
                     if not shape.lines:
                         pending.append(shape)
                     shape.lines.append(line)
                     shape.offsets.append(left)
-                else:
+                    continue
+                if not shape.unrecognized or len(self._examples) >= MOST_EXAMPLES:
                     self._unrecognized += shape.unrecognized
-                continue
+                    continue
             ids = frozenset(literal for literal, _ in hits[first:index])
             after = yield from self._new_line(data, left, right, ids, more, reader)
             if after is None:
@@ -256,6 +262,9 @@ class Scanner:
         text, whole = joined_fragments(before, line, following)
         if text is None:
             return
+        if left + len(line) in self._doubtful:
+            yield from self._cut_off(text, ids, reader.number(left))
+            return
         if not whole:
             following = []
         number = reader.number(left)
@@ -291,6 +300,20 @@ class Scanner:
                     # An exception begins no other server: the maxima before it still stand.
                     self._usage.reset()
             yield from found
+
+    def _cut_off(self, text: str, ids: frozenset[int], number: int) -> Iterator[Event]:
+        """The event of a line whose end may be missing: nothing with figures that may be half of themselves."""
+        for record in records(text.rstrip("\r\n")):
+            found = self._match(record.message, self._rules_for(ids))
+            if found is None or found[0].kind in {"ledger", "capacity", "usage"}:
+                if found is not None or _MEMORY_LIKE.search(record.message.encode("utf-8", "replace")):
+                    self._not_understood(record, number)
+                continue
+            # What is said before the last word is whole.
+            message = record.message.rpartition(" ")[0]
+            found = self._match(message, self._rules_for(ids))
+            if found is not None and found[0].kind != "not_memory":
+                yield Event(found[0], found[1], record.prefix, self._input, number, message, clean(record.text))
 
     def _read(
         self, record: Record, ids: frozenset[int], number: int, following: Sequence[bytes]
@@ -333,9 +356,22 @@ class Scanner:
 
     def _not_understood(self, record: Record, number: int) -> tuple[str, None]:
         self._unrecognized += 1
-        if len(self._examples) < MOST_EXAMPLES:
-            self._examples.append(Evidence(self._input, number, clean(record.text)))
+        self._keep_example(Evidence(self._input, number, clean(record.text)))
         return "unrecognized", None
+
+    def _keep_example(self, example: Evidence) -> None:
+        """Keep an example; where there is no room, only one of a new shape, for the last one of a shape with several."""
+        if len(self._examples) < MOST_EXAMPLES:
+            self._examples.append(example)
+            return
+        shapes = [_shape_of(known) for known in self._examples]
+        if _shape_of(example) in shapes:
+            return
+        for index in range(len(shapes) - 1, -1, -1):
+            if shapes.index(shapes[index]) != index:
+                del self._examples[index]
+                self._examples.append(example)
+                return
 
     def _joined(
         self,
@@ -488,6 +524,10 @@ def _cut(data: bytes) -> int:
     if cut or len(data) < LONGEST_LINE:
         return cut
     return data.rfind(b"\r") + 1 or len(data)
+
+
+def _shape_of(example: Evidence) -> bytes:
+    return example.text.encode().translate(None, DIGITS)
 
 
 def _shows_request(line: bytes) -> bool:
