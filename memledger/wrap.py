@@ -140,9 +140,8 @@ class Unwrapper:
         for stretch in [*found, None]:
             start = stretch.start if stretch is not None else kept
             if start > number:
-                text = b"\n".join(lines[number : min(start, kept)]) + (b"\n" if start < len(lines) else b"")
-                out.append(text)
-                size += len(text)
+                out.append(b"\n".join(lines[number:start]) + (b"\n" if start < len(lines) else b""))
+                size += len(out[-1])
                 number = start
             if stretch is None:
                 break
