@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -15,6 +16,7 @@ from memledger.ledger import Input, Report, Server, Source
 from memledger.scan import Scanner
 from memledger.sources import InputError, OpenInput, Progress, open_input
 from memledger.sources.follow import never
+from memledger.twins import read_once
 
 
 class Router:
@@ -135,7 +137,7 @@ def _read(
     servers: list[Server] = []
     inputs: list[Input] = []
     missing: list[str] = []
-    for path in paths:
+    for path in _each_once(paths):
         router = Router()
         try:
             source = open_input(path, follow=on_idle is not None, progress=progress, ended=ended)
@@ -152,15 +154,26 @@ def _read(
                     blocks,
                     lambda s=source, r=router: on_idle(_report(scanner, [*servers, *r.servers()], inputs, s)),  # type: ignore[misc]
                 )
-            for event in scanner.events(blocks, len(inputs)):
+            twice: list[str] = []
+            events = scanner.events(blocks, len(inputs))
+            for event in read_once(events, lambda s=source: s.head, twice.append):  # type: ignore[misc]
                 router.feed(event)
-        inputs.append(
-            Input(path, scanner.bytes, scanner.lines, (*source.notes, *(f"{path}: {note}" for note in scanner.notes)))
-        )
+        notes = (*source.notes, *(f"{path}: {note}" for note in (*scanner.notes, *twice)))
+        inputs.append(Input(path, scanner.bytes, scanner.lines, notes))
         heads.append(source.head)
         missing.extend(source.incomplete)
         servers.extend(router.servers())
     return _report(scanner, servers, inputs, missing=missing)
+
+
+def _each_once(paths: Iterable[str]) -> Iterator[str]:
+    """The inputs, one that is named twice (or reached through a link) only once: it is one log, not two servers."""
+    seen: set[str] = set()
+    for path in paths:
+        key = path if path == "-" else os.path.realpath(path)
+        if key not in seen:
+            seen.add(key)
+            yield path
 
 
 def _until(blocks: Iterator[bytes], on_idle: Callable[[], bool]) -> Iterator[bytes]:
