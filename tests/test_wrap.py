@@ -112,8 +112,9 @@ def test_what_was_chopped_is_refused_not_read_half(long_log: str, width: int) ->
     lines = [line for line in long_log.split("\n") if "ServerArgs" not in line]
     expected = set(read("\n".join(lines).encode())[0])
     found, _, scanner = read(chopped("\n".join(lines), width).encode())
-    ids = {"kv_pool", "capacity", "mamba_cache", "load_weight_end", "decode_batch", "prefill_batch"}
-    assert [event for event in found if event[0] in ids and event not in expected] == []
+    # Of arguments what stands before the cut is read; every figure of memory is whole or missing.
+    assert {name for name, _ in set(found) - expected} <= {"server_args", "linear_dispatcher"}
+    assert {"load_weight_begin", "pool_end"} <= {name for name, _ in found}
     assert scanner.unrecognized.count > 0
     assert any(f"cut off at {width} columns" in note for note in scanner.notes)
 
