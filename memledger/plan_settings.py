@@ -51,12 +51,68 @@ _MODELLED: Final[dict[str, Kind]] = {
     "linear_attention_backend_prefill": "text",
     "dcp_size": "count",
 }
-_OTHERS: Final = tuple(
-    ["nnodes", "max_prefill_tokens", "kv_cache_dtype_requested", "quantization", "dtype", "attention_backend_prefill", "linear_attention_backend_decode", "linear_attention_backend_verify", "state_backend", "state_backend_prefill", "mla_backend_prefill", "mla_backend_decode", "attention_backend_verify", "attention_backend_draft", "sparse_mla_backend_prefill", "sparse_mla_backend_decode", "sliding_window_backend", "prefix_cache", "state_checkpoint", "state_replay", "state_replay_speculative", "vision_backend", "sampling_backend", "moe_backend", "moe_communication_backend", "kv_layout", "allreduce_fusion", "disaggregation_mode", "unified_pool", "cpu_offload_gb", "host_cache", "host_cache_gb", "host_cache_ratio", "memory_saver", "deterministic", "graphs_disabled", "graph_mode", "graph_max_batch", "graph_max_prefill_tokens", "graph_backend_decode", "graph_backend_prefill", "max_loras", "max_lora_rank", "lora", "speculative_model", "speculative_draft_model", "attn_cp_size", "state_track_interval", "state_replay_length", "num_gpu_blocks_override", "kv_cache_memory_bytes", "swap_space_gib", "kv_offloading_gib", "load_format", "device"]
+_OTHERS: Final = frozenset(
+    {
+        "nnodes",
+        "max_prefill_tokens",
+        "kv_cache_dtype_requested",
+        "quantization",
+        "dtype",
+        "attention_backend_prefill",
+        "linear_attention_backend_decode",
+        "linear_attention_backend_verify",
+        "state_backend",
+        "state_backend_prefill",
+        "mla_backend_prefill",
+        "mla_backend_decode",
+        "attention_backend_verify",
+        "attention_backend_draft",
+        "sparse_mla_backend_prefill",
+        "sparse_mla_backend_decode",
+        "sliding_window_backend",
+        "prefix_cache",
+        "state_checkpoint",
+        "state_replay",
+        "state_replay_speculative",
+        "vision_backend",
+        "sampling_backend",
+        "moe_backend",
+        "moe_communication_backend",
+        "kv_layout",
+        "allreduce_fusion",
+        "disaggregation_mode",
+        "unified_pool",
+        "cpu_offload_gb",
+        "host_cache",
+        "host_cache_gb",
+        "host_cache_ratio",
+        "memory_saver",
+        "deterministic",
+        "graphs_disabled",
+        "graph_mode",
+        "graph_max_batch",
+        "graph_max_prefill_tokens",
+        "graph_backend_decode",
+        "graph_backend_prefill",
+        "max_loras",
+        "max_lora_rank",
+        "lora",
+        "speculative_model",
+        "speculative_draft_model",
+        "attn_cp_size",
+        "state_track_interval",
+        "state_replay_length",
+        "num_gpu_blocks_override",
+        "kv_cache_memory_bytes",
+        "swap_space_gib",
+        "kv_offloading_gib",
+        "load_format",
+        "device",
+    }
 )
 """Config names that no pool's arithmetic knows: they are taken, and the plan says that their effect is not modelled."""
 
-NAMES: Final[dict[str, Kind]] = {**_MODELLED, **dict.fromkeys(_OTHERS, "text")}
+NAMES: Final[dict[str, Kind]] = {**_MODELLED, **dict.fromkeys(sorted(_OTHERS), "text")}
 FREE_TO_BE_ZERO: Final = frozenset({"state_checkpoint_blocks", "speculative_draft_tokens"})
 
 _NUMBER: Final = re.compile(r"(?i)\s*(\d[\d,_]*(?:\.\d+)?)\s*(?:([kmgt])(i?b)?|b|bytes)?\s*")

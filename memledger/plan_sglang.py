@@ -294,7 +294,7 @@ def _solve(
     before = sglang.agreed(sglang.readings(server))
     changed = _changed(server, settings, config, rank, architecture, assumptions)
     found = sglang.readings(changed) if changed is not server else sglang.readings(server)
-    found = sorted(found, key=lambda one: one.kv_tokens or 0)
+    found = tuple(sorted(found, key=lambda one: one.kv_tokens or 0))
     if len(found) > 1 and target.concurrency is None:
         told = "; ".join(_reading(one) for one in found)
         if not any(text.startswith(_UNCERTAIN) for text in not_modelled):
@@ -306,7 +306,7 @@ def _solve(
             changed, target.concurrency, target.context, cached_prefixes=target.cached_prefixes
         )
         return Solved(before, smallest.after or smallest.minimum, smallest, changed)
-    return Solved(before, after, smallest, changed, tuple(found[1:]))
+    return Solved(before, after, smallest, changed, found[1:])
 
 
 def _reading(one: Sizing) -> str:

@@ -99,15 +99,13 @@ def _shown(text: str) -> str:
 @click.option("--no-color", is_flag=True, help="No colours (there are none; for scripts that pass it everywhere).")
 @click.pass_context
 def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> None:
-    r"""What other settings would give: memory by account, capacity, the limit that binds, the exact flags.
+    """What other settings would give: memory by account, capacity, the limit that binds, the exact flags.
 
-    \b
-      memledger plan server.log --concurrency 4 --context 128k
-      memledger plan server.log --set state_dtype=bfloat16
-      memledger plan --framework vllm --framework-version 0.33.0 \
-        --model-config DIR --set pool_bytes=40GiB --context 128k --concurrency 8
+    With a log: memledger plan server.log --concurrency 4 --context 128k, or --set state_dtype=bfloat16. Without one:
+    --framework and --framework-version, --model-config or --model, and --set pool_bytes=40GiB or --gpu h100-80.
 
-    Exit codes: 0 it can be had; 1 the target can't be met; 3 nothing could be planned.
+    Exit codes: 0 it can be had; 1 the target can't be met; 2 wrong usage; 3 nothing could be planned; 4 an input can't be
+    read.
     """
     from memledger.plan_values import Target
 

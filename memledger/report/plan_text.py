@@ -93,9 +93,9 @@ def _effect(plan: Plan) -> str:
         if new is None:
             continue
         if old is not None and old != new:
-            parts.append(f"{new:,} {_CAPACITY_WORDS[name]} instead of {old:,}")
+            parts.append(f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]} instead of {old:,}")
         elif old is None:
-            parts.append(f"{new:,} {_CAPACITY_WORDS[name]}")
+            parts.append(f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]}")
     if not parts:
         return "no capacity changes." if plan.before is not None else "see the table."
     return f"{', '.join(parts)}."
