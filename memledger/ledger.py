@@ -334,6 +334,12 @@ class Input(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+NO_MODEL: Final = (
+    "the log names no model; --model-config FILE would add what its weights, KV cache and recurrent state should take"
+)
+"""The reason of the source `model` where there is nothing to look up."""
+
+
 class Source(msgspec.Struct, frozen=True):
     """A source of facts and whether it answered."""
 

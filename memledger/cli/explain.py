@@ -63,7 +63,14 @@ def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = 
     )
     wanted = Selection(asked.select, asked.ignore)
     redraw = (lambda report: _redraw(wanted.apply(report), options, asked)) if follow else None
-    result = reading.read(files, [Path(f) for f in asked.rule_files], asked.gpu_total, redraw)
+    result = reading.read(
+        files,
+        [Path(f) for f in asked.rule_files],
+        asked.gpu_total,
+        redraw,
+        model_config=asked.model_config,
+        look_here=not asked.no_live,
+    )
     result = msgspec.structs.replace(result, report=wanted.apply(result.report))
     if follow:
         output.clear_screen()

@@ -15,7 +15,7 @@ import msgspec
 
 from memledger import findings, pipeline
 from memledger.grammar import GrammarError, RuleSet, load_rules
-from memledger.ledger import Report
+from memledger.ledger import NO_MODEL, Report, Source
 from memledger.sanitize import clean
 
 if TYPE_CHECKING:
@@ -50,17 +50,21 @@ def read(
     rule_files: Sequence[Path],
     gpu_total: Total | None,
     on_news: Callable[[Report], None] | None = None,
+    *,
+    model_config: Path | None = None,
+    look_here: bool = False,
 ) -> ReadResult:
     """Read every input that can be read, and explain it.
 
-    With `on_news` the input is followed as it grows: it is called with each new report until the user ends it.
+    `model_config` is the model's `config.json`, where the user gave it; `look_here`: whether this machine may be looked at
+    for it otherwise. With `on_news` the input is followed as it grows: it is called with each new report until the user ends it.
     """
     in_force = rules(rule_files)
     bar = ProgressBar() if sys.stderr is not None and sys.stderr.isatty() and on_news is None else None
 
     def on_idle(report: Report) -> bool:
         if on_news is not None:
-            on_news(complete(report, gpu_total))
+            on_news(complete(report, gpu_total, model_config, look_here=look_here))
         return True
 
     try:
@@ -73,7 +77,8 @@ def read(
         if bar is not None:
             bar.finish()
     problems = tuple(clean(problem) for problem in got.problems)
-    return ReadResult(complete(got.report, gpu_total), problems, nothing_recognised(got))
+    report = complete(got.report, gpu_total, model_config, look_here=look_here)
+    return ReadResult(report, problems, nothing_recognised(got))
 
 
 @contextlib.contextmanager
@@ -98,8 +103,14 @@ def interrupted() -> Iterator[Callable[[], bool]]:
         restore()
 
 
-def complete(report: Report, gpu_total: Total | None) -> Report:
-    """The report closed against the card where one was given, with its findings."""
+def complete(
+    report: Report, gpu_total: Total | None, model_config: Path | None = None, *, look_here: bool = False
+) -> Report:
+    """The report closed against the card where one was given, compared with the model's arithmetic, with its findings.
+
+    Raises:
+        click.UsageError: the model's config that the user named can't be used.
+    """
     if gpu_total is not None:
         from memledger.device import with_device_total
 
@@ -107,7 +118,26 @@ def complete(report: Report, gpu_total: Total | None) -> Report:
             with_device_total(s, gpu_total.amount, gpu_total.basis, gpu_total.label) for s in report.servers
         )
         report = msgspec.structs.replace(report, servers=servers)
-    return findings.attach(report)
+    if model_config is None and not any(server.model for server in report.servers):
+        # The model's arithmetic is not imported where there is no model.
+        nothing = Source("model", "unavailable", NO_MODEL if report.servers else "no server in the input")
+        return findings.attach(msgspec.structs.replace(report, sources=(*report.sources, nothing)))
+    return _with_model(report, model_config, look_here=look_here)
+
+
+def _with_model(report: Report, model_config: Path | None, *, look_here: bool) -> Report:
+    from memledger import modelled
+    from memledger.findings.figures import Context
+    from memledger.model.find import ModelConfigError
+
+    try:
+        found = modelled.architectures(report, model_config, look_here=look_here)
+    except ModelConfigError as error:
+        raise click.UsageError(f"--model-config: {error}.") from error
+    report = modelled.checked(report, found)
+    known = {id(server): Context(one.architecture) for server, one in zip(report.servers, found, strict=True)}
+    # Findings judge the pool as it was printed; only then is it divided.
+    return modelled.split(findings.attach(report, lambda server: known[id(server)]))
 
 
 def nothing_recognised(got: pipeline.Reading) -> tuple[str, ...]:

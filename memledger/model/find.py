@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from memledger.ledger import NO_MODEL
 from memledger.model.architecture import Architecture, NotModelledError
 from memledger.model.config import language_part, read_config
 from memledger.sanitize import clean
@@ -109,9 +110,7 @@ def find(model: str | None, *, config: Path | None = None, look_here: bool = Tru
     if config is not None:
         return Found(read_file(config, model), f"--model-config {clean(str(config), 200)}")
     if not model:
-        return Found(
-            None, "the log names no model; --model-config FILE would add what its weights, KV and state should take"
-        )
+        return Found(None, NO_MODEL)
     reasons = []
     for place, file in _files(model) if look_here else ():
         try:
@@ -132,7 +131,7 @@ def find(model: str | None, *, config: Path | None = None, look_here: bool = Tru
     shown = clean(table.base_name(model), 80)
     looked = "here, nor in the bundled table" if look_here else "in the bundled table"
     reasons.append(
-        f"no architecture of {shown} found {looked}; --model-config FILE would add what its weights, KV and state should take"
+        f"no architecture of {shown} found {looked}; --model-config FILE would add what its weights, KV cache and recurrent state should take"
     )
     return Found(None, "; ".join(reasons))
 
