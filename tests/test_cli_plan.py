@@ -1,0 +1,198 @@
+"""`memledger plan` on the command line: exit codes, the text, the JSON document and its schema."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from memledger.cli import app
+from memledger.plan_values import Plan
+from memledger.report.plan_json import schema, schema_text
+from memledger.report.plan_text import render
+from memledger.report.text import Style
+from memledger.resources import demo_log
+
+ROOT = Path(__file__).parent.parent
+SCHEMA_FILE = ROOT / "docs" / "schema" / "plan.schema.json"
+DEMO = str(demo_log())
+BARE = ("--framework", "vllm", "--framework-version", "0.33.0")
+NEXT = {
+    # Fields of Qwen3-Next-80B-A3B's config.json that layer sizes need.
+    "model_type": "qwen3_next",
+    "architectures": ["Qwen3NextForCausalLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "vocab_size": 151936,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "intermediate_size": 5120,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "decoder_sparse_step": 1,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+
+    def call(*args):
+        code = app.run(["plan", *args])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(NEXT))
+    return str(tmp_path / "model")
+
+
+def document(out):
+    found = json.loads(out)
+    jsonschema.validate(found, schema())
+    return found
+
+
+def test_the_schema_in_docs_is_current(request):
+    if request.config.getoption("--update-golden", default=False):
+        SCHEMA_FILE.write_text(schema_text(), encoding="utf-8")
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "pytest --update-golden writes it anew"
+
+
+def test_the_demo_in_words(run):
+    code, out, err = run(DEMO, "--concurrency", "4", "--context", "128k", "--no-live")
+    assert (code, err) == (0, "")
+    head = " ".join(out.split("\n\n")[1].split())
+    assert head.startswith("4 requests of 131,072 tokens at once can be served: --max-mamba-cache-size 20")
+    table = {" ".join(line.split()[:-3]): line.split()[-3:] for line in out.splitlines() if "  " in line}
+    assert table["KV tokens"] == ["330,323", "574,619", "+244,296"]
+    assert table["state slots"] == ["124", "20", "-104"]
+    assert table["recurrent_state/ssm"] == ["17.58", "2.95", "-14.62"]
+    assert "not modelled CUDA graphs" in out
+
+
+def test_lines_keep_the_width(run):
+    out = run(DEMO, "--concurrency", "5", "--context", "128k", "--width", "60")[1]
+    assert max(map(len, out.splitlines())) <= 60
+
+
+def test_a_target_out_of_reach_exits_1(run):
+    code, out, _ = run(DEMO, "--concurrency", "5", "--context", "128k")
+    assert code == 1
+    assert "can't be served: it takes 43.7 GiB of pools; there are 38.1 GiB" in " ".join(out.split())
+    code, out, _ = run(DEMO, "--concurrency", "5", "--context", "128k", "--format", "json")
+    assert code == 1
+    plan = document(out)["plan"]
+    assert plan["feasible"] is False and plan["needed_bytes"] > plan["available_bytes"] and plan["instead"]
+
+
+def test_the_json_document(run):
+    code, out, _ = run(DEMO, "--concurrency", "4", "--context", "131072", "--format", "json")
+    found = document(out)
+    assert code == 0 and found["schema"] == "memledger/1"
+    assert [source["name"] for source in found["sources"]] == ["log", "model"]
+    plan = found["plan"]
+    assert plan["inputs"] == {"concurrency": 4, "context": 131072}
+    assert plan["flags"] == ["--max-mamba-cache-size", "20", "--max-running-requests", "4"]
+    for name in ("before", "after"):
+        assert {"accounts", "capacity"} <= set(plan[name])
+
+
+def test_without_a_log_vllm(run, config):
+    code, out, _ = run(
+        *BARE, "--model-config", config, "--set", "pool_bytes=40GiB", "--set", "context_length=262144",
+        "--set", "state_dtype=float32", "--format", "json",
+    )  # fmt: skip
+    assert code == 0
+    after = document(out)["plan"]["after"]["capacity"]
+    assert (after["kv_blocks"], after["kv_block_tokens"], after["kv_tokens"]) == (1654, 1056, 1700337)
+    assert after["concurrency"] == {"tokens_per_request": 262144, "requests": 6.486274509803922}
+
+
+def test_without_a_log_sglang(run, config):
+    code, out, _ = run(
+        "--framework", "sglang", "--set", "state_slots=256", "--set", "tp_size=4", "--model-config", config,
+        "--format", "json",
+    )  # fmt: skip
+    assert code == 0
+    accounts = document(out)["plan"]["after"]["accounts"]
+    assert accounts["recurrent_state/conv"] + accounts["recurrent_state/ssm"] == 4964401152
+
+
+def test_a_model_of_the_table_and_a_card(run):
+    code, out, err = run(
+        *BARE, "--model", "Qwen/Qwen3.5-27B", "--gpu", "h200", "--concurrency", "4", "--context", "128k"
+    )
+    assert (code, err) == (0, "")
+    assert "bundled table: Qwen/Qwen3.5-27B" in out
+    assert "(usual sizes)" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ((), "Give a log"),
+        ((DEMO,), "Nothing to plan"),
+        ((DEMO, "--concurrency", "4"), "--concurrency needs --context"),
+        ((DEMO, "--framework", "vllm", "--context", "1k"), "without a log"),
+        (BARE, "--model-config FILE or --model NAME"),
+        ((DEMO, "--set", "state_dtpe=x"), "did you mean state_dtype"),
+        ((DEMO, "--concurrency", "0", "--context", "1k"), "at least 1"),
+        ((DEMO, "--context", "long"), "not a count"),
+        ((*BARE, "--model", "Qwen3.5-27B", "--gpu", "h1000"), "no card"),
+        ((DEMO, "--context", "1k", "--start", "9"), "there is no start 9"),
+    ],
+)
+def test_wrong_usage(run, args, why):
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert why in " ".join(err.split())
+
+
+def test_what_could_not_be_planned_is_one_sentence_and_exit_3(run, config):
+    args = ("--framework", "vllm", "--model-config", config, "--set", "pool_bytes=40GiB")
+    code, out, err = run(*args)
+    assert (code, out) == (3, "")
+    assert (
+        err
+        == "memledger: Nothing could be planned: the vLLM version is not known, and its pool arithmetic differs between versions.\n"
+    )
+    code, out, _ = run(*args, "--format", "json")
+    plan = document(out)["plan"]
+    assert code == 3 and plan["after"] is None and "version is not known" in plan["not_modelled"][0]
+
+
+def test_nothing_recognised_exits_3_with_a_document(run, tmp_path):
+    (tmp_path / "other.log").write_text("hello\n")
+    code, out, err = run("other.log", "--context", "1k", "--format", "json")
+    assert code == 3 and document(out)["plan"] is None
+    assert "nothing of SGLang or vLLM" in err
+
+
+def test_what_can_not_be_read_exits_4(run, tmp_path):
+    assert run("missing.log", "--context", "1k")[0] == 4
+    (tmp_path / "config.json").write_text("{")
+    code, _, err = run(*BARE, "--model-config", "config.json", "--set", "pool_bytes=1GiB")
+    assert code == 4 and "not JSON" in err
+
+
+def test_ranges_stand_in_the_table_and_ascii_does():
+    out = render(Plan("vllm", "0.33.0", not_modelled=("because",)), Style(unicode=False))
+    assert "Nothing could be planned: because." in out and out.isascii()
