@@ -20,6 +20,8 @@ Usage: memledger [OPTIONS] COMMAND [ARGS]...
   workload needs it there.
 
     memledger explain server.log     a finished or growing log; no GPU needed
+    memledger plan server.log --concurrency 4 --context 128k
+                                     the smallest reservation that serves it
     memledger demo                   what the answer looks like
 
 Options:
@@ -29,8 +31,8 @@ Options:
 Commands:
 {commands}
 
-  Exit codes: 0 done; 1 a --fail-on condition holds; 2 wrong usage; 3 nothing
-  recognised; 4 an input can't be read."""
+  Exit codes: 0 done; 1 a --fail-on condition holds, or a plan's target can't be
+  met; 2 wrong usage; 3 nothing recognised; 4 an input can't be read."""
 
 
 def help_text() -> str:
