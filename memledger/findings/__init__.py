@@ -1,7 +1,7 @@
 """Conclusions from a ledger: each finding is a pure function of one `Server`, with a stable code.
 
 ML1xx recurrent state, ML2xx failures, ML3xx the balance, ML4xx host memory, ML5xx KV cache and capacity, ML6xx CUDA graphs
-and budget, ML7xx comparability and contradictions, ML8xx configuration. `memledger.findings.catalogue` has a page for each.
+and budget, ML7xx comparability and contradictions, ML8xx configuration, ML9xx the model's arithmetic. `memledger.findings.catalogue` has a page for each.
 
 A new finding is a function `(server, context) -> Finding | None` in `_FAMILIES` and a page in the catalogue. `context` holds
 what is known beside the log (the model's architecture); a finding that needs it returns None where it is missing.
@@ -14,7 +14,18 @@ from typing import Final
 
 import msgspec
 
-from memledger.findings import balance, configuration, contradictions, failures, graphs, host, limits, pools, state
+from memledger.findings import (
+    balance,
+    configuration,
+    contradictions,
+    failures,
+    graphs,
+    host,
+    limits,
+    modelled,
+    pools,
+    state,
+)
 from memledger.findings.figures import NO_CONTEXT, Context
 from memledger.ledger import Finding, Report, Server
 
@@ -64,6 +75,11 @@ _FAMILIES: Final[tuple[Family, ...]] = (
     configuration.lora,
     configuration.request_table,
     contradictions.state_blocks,
+    modelled.weights_differ,
+    modelled.kv_differs,
+    modelled.state_differs,
+    modelled.state_in_the_pool,
+    modelled.state_twice_as_wide,
 )
 
 

@@ -28,6 +28,7 @@ GROUPS: Final = {
     "ML6": "CUDA graphs and budget",
     "ML7": "Comparability and contradictions",
     "ML8": "Configuration",
+    "ML9": "The log against the model's arithmetic",
 }
 
 PAGES: Final[tuple[Page, ...]] = (
@@ -444,6 +445,60 @@ PAGES: Final[tuple[Page, ...]] = (
         "The number of blocks and --max-num-seqs are in the log.",
         "The start failed on it (ML201 names the number that fits).",
         "--max-num-seqs below the number of blocks.",
+    ),
+    Page(
+        "ML901",
+        "weights differ from the model",
+        "note from 2 % and 256 MiB; info below, and where the quantisation is known from the name only",
+        "The weights that the log prints, against what the model's architecture gives on one GPU, with both numbers and what would "
+        "explain the difference.",
+        "The printed figure lies outside the modelled range by more than its rounding. The range is 0.2 % for vLLM and -0.5 % to +5 % "
+        "for SGLang, wider where a format's layout is not known (docs/arithmetic.md).",
+        "No architecture was found (--model-config FILE gives one), or something in the figure is not modelled: LoRA slots, another "
+        "draft model, weights kept on the host.",
+        "Look at the causes named. A wrong model behind a name shows here first.",
+    ),
+    Page(
+        "ML902",
+        "KV cache differs from the model",
+        "note from 2 % and 256 MiB, and where vLLM's tokens differ; info below",
+        "The KV pool that the log prints, against its tokens times the bytes of a token by the architecture. A pool several times as "
+        "large often means that layers without attention were given KV too.",
+        "The difference is more than 0.5 % and more than the rounding; for vLLM the printed tokens or block size are not those that the "
+        "pool's bytes give.",
+        "No architecture was found, or the pool's shape is not known for this version or speculation.",
+        "Look at the causes named: another element type, draft layers, all layers given KV, padding.",
+    ),
+    Page(
+        "ML903",
+        "state differs from the model",
+        "note from 2 % and 256 MiB; info below",
+        "The recurrent state that SGLang prints, against its slots (and the padding row) times the bytes of a slot by the architecture.",
+        "The difference is more than 0.5 % and more than the rounding.",
+        "No architecture was found, or the state's element type is not known for this version.",
+        "Look at the causes named: another element type, or a state that is not divided over the GPUs.",
+    ),
+    Page(
+        "ML904",
+        "recurrent state in the block pool",
+        "info",
+        "In vLLM a hybrid's recurrent state takes blocks of the KV pool: how much a running request takes, how much of that is padding, "
+        "and what the printed token figure counts in that version.",
+        "A vLLM hybrid whose printed pool agrees with the model's arithmetic.",
+        "No architecture was found, or the pool is not modelled or differs (ML902).",
+        "Compare servers by concurrency or bytes, not by the token figure. Less state a request: no prefix caching, or a narrower state "
+        "type (ML905).",
+    ),
+    Page(
+        "ML905",
+        "state twice as wide as the other engine's",
+        "note",
+        "The temporal state is float32 while the other engine keeps the same model's in 16 bits unless told otherwise: half the bytes for "
+        "the same requests.",
+        "float32 by flag or by the version's default, in agreement with the printed sizes; the other engine's newest default is a "
+        "16-bit type; half of it is at least 256 MiB.",
+        "Both engines use the same type for the model (Qwen3.5, Nemotron-3, Kimi), or no architecture was found.",
+        "--mamba-ssm-dtype bfloat16 (SGLang) or --mamba-ssm-cache-dtype bfloat16 (vLLM), after a look at the answers' quality.",
     ),
 )
 
