@@ -132,7 +132,7 @@ def from_log(
     after = msgspec.structs.replace(after, ranges=spread([a for _, a in draws]))
     if exact is None:
         assumptions.append("bytes per slot and per token come from the log's rounded sizes; ranges hold their rounding")
-    return _finish(
+    made = _finish(
         Plan(
             "sglang",
             server.framework_version or version,
@@ -149,6 +149,8 @@ def from_log(
         assumptions,
         not_modelled,
     )
+    # The pools are taken from what is free: below nothing, such a server dies as it starts.
+    return msgspec.structs.replace(made, feasible=False) if after.accounts.get("free", 0) < 0 else made
 
 
 def _rank(server: Server) -> Rank:
@@ -305,8 +307,21 @@ def _solve(
         smallest = sglang_plan.smallest(
             changed, target.concurrency, target.context, cached_prefixes=target.cached_prefixes
         )
-        return Solved(before, smallest.after or smallest.minimum, smallest, changed)
+        served = (smallest.after,) if smallest.after is not None else _in_effect(changed, smallest, target)
+        return Solved(before, served[0], smallest, changed, served[1:])
     return Solved(before, after, smallest, changed, found[1:])
+
+
+def _in_effect(server: SglangServer, smallest: Smallest, target: Target) -> tuple[Sizing, ...]:
+    """What each release that it may be makes of the flags for a target, fewest tokens first; the smallest where none can be told."""
+    settings: dict[str, Any] = {"max_running_requests": (target.concurrency or 1) * server.attention_dp}
+    if smallest.minimum.state_slots is not None and "--max-mamba-cache-size" in smallest.flags:
+        settings["state_slots"] = smallest.minimum.state_slots * server.attention_dp
+    try:
+        found = sglang.readings(sglang_plan.changed(server, settings))
+    except NotModelledError:
+        return (smallest.minimum,)
+    return tuple(sorted(found, key=lambda one: one.kv_tokens or 0))
 
 
 def _reading(one: Sizing) -> str:

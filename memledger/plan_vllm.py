@@ -154,6 +154,10 @@ def from_log(
     if architecture is None:
         raise NotModelledError(f"vLLM's pool follows from the model's layers: {how or 'no architecture'}")
     version = version or server.framework_version
+    if version is None:
+        raise NotModelledError(
+            "the vLLM version is not in the log, and its pool differs by version: --framework-version N"
+        )
     at = vllm.modelled_release(version)
     rank = _rank(server)
     assumptions: list[str] = []
@@ -609,6 +613,8 @@ def without_log(
     Raises:
         NotModelledError: nothing to size is given, or a formula is not known.
     """
+    if version is None:
+        raise NotModelledError("vLLM's pool differs by version: --framework-version N")
     at = vllm.modelled_release(version)
     assumptions: list[str] = []
     not_modelled = list(unmodelled(settings))

@@ -170,6 +170,18 @@ def test_without_a_release_every_one_is_in_the_range():
     assert any("not certain" in text for text in plan.not_modelled)
 
 
+def test_pools_larger_than_what_is_free_do_not_start():
+    plan = demo(memory_fraction=0.99)
+    assert plan.after.accounts["free"] < 0 and plan.feasible is False
+
+
+def test_a_target_out_of_reach_shows_what_the_flags_give_not_what_it_needs():
+    plan = make_plan(logged("sglang-0.5.10-swa-eagle"), {}, Target(40, 32768), Facts("sglang"))
+    assert plan.feasible is False
+    assert plan.after.capacity.kv_tokens < plan.smallest.capacity.kv_tokens
+    assert plan.after.accounts["free"] > 0
+
+
 def test_figures_of_the_log_alone_are_ranges():
     plan = make_plan(logged("sglang-0.5.20-hybrid-mtp-tp2"), {}, Target(4, 131072), Facts("sglang"))
     low, high = plan.after.ranges["kv_tokens"]
@@ -256,7 +268,7 @@ def test_nothing_to_size_is_refused():
 
 
 def test_vllm_without_a_version_is_refused():
-    with pytest.raises(NotModelledError, match="version is not known"):
+    with pytest.raises(NotModelledError, match="--framework-version"):
         bare("vllm", None, "Qwen3.5-27B", pool_bytes=40 * GIB)
 
 

@@ -52,11 +52,9 @@ def answer(plan: Plan) -> str:
     needed = f"it takes {words.gib_about(plan.needed_bytes)} of pools" if plan.needed_bytes is not None else None
     there = f"there are {words.gib_about(plan.available_bytes)}" if plan.available_bytes is not None else None
     if plan.feasible is False:
-        what = (
-            f"{load} can't be served"
-            if load
-            else "The server would not start: one request of the longest length does not fit"
-        )
+        if plan.needed_bytes is None:
+            needed = there = None
+        what = f"{load} can't be served" if load else _would_not_start(plan.after)
         short = "; ".join(filter(None, (needed, there)))
         instead = f" What fits: {'; '.join(plan.instead)}." if plan.instead else ""
         return f"{what}{': ' + short if short else ''}.{instead}"
@@ -73,6 +71,13 @@ def answer(plan: Plan) -> str:
         return f"{text} {rest[0].upper()}{rest[1:]}." if rest else text
     text = _effect(plan)
     return f"{flags}: {text}" if flags else text[0].upper() + text[1:]
+
+
+def _would_not_start(after: Side) -> str:
+    free = after.accounts.get("free", 0)
+    if free < 0:
+        return f"The server would not start: the pools would take {words.gib_about(-free)} more than there is"
+    return "The server would not start: one request of the longest length does not fit"
 
 
 def _load(plan: Plan) -> str | None:
