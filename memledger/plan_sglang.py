@@ -122,8 +122,9 @@ def from_log(
     ]
     tokens = target.context or wanted.get("context_length") or variants[0].context_length
     others = _other_entries(rank)
+    larger = wanted["gpu_total_bytes"] - (rank.gpu.total_bytes or 0) if "gpu_total_bytes" in wanted else 0
     draws = [
-        _sides(msgspec.structs.replace(one, after=after), others, tokens, wanted, server.config, architecture)
+        _sides(msgspec.structs.replace(one, after=after), others, tokens, wanted, server.config, architecture, larger)
         for one in solved
         for after in (one.after, *one.others)
     ]
@@ -478,7 +479,9 @@ def _sides(
     settings: Mapping[str, Any],
     config: Mapping[str, Any],
     architecture: Architecture | None,
+    larger: int,
 ) -> tuple[Side, Side]:
+    """Before and after; what the pools give up or take, and what the card has more (`larger`), is free memory."""
     assert solved.before is not None
     before = side(solved.before, others, tokens, solved.server.speculation)
     after_others = dict(others)
@@ -488,9 +491,9 @@ def _sides(
             others["weights/model"], architecture, parallel(config), parallel(asked), "sglang"
         )
     after = side(solved.after, after_others, tokens, solved.server.speculation)
-    if "free" in others and "gpu_total_bytes" not in settings:
+    if "free" in others:
         held = [sum(s.accounts.values()) for s in (before, after)]
-        after.accounts["free"] = others["free"] - (held[1] - held[0])
+        after.accounts["free"] = others["free"] + larger - (held[1] - held[0])
     return before, after
 
 

@@ -202,7 +202,8 @@ def from_log(
     if set(wanted) & {"tp_size", "pp_size"} and "weights/model" in others:
         held = resharded(others["weights/model"], architecture, _sizes(config), _sizes(asked), "vllm")
         after.accounts["weights/model"] = held
-    _give_back(before, after, same_card="gpu_total_bytes" not in wanted)
+    now = rank.gpu.total_bytes or (total.bytes if total is not None else 0)
+    _give_back(before, after, wanted.get("gpu_total_bytes", now) - now)
     before = msgspec.structs.replace(before, ranges=spread([draw[0] for draw in draws]))
     after = msgspec.structs.replace(after, ranges=spread([draw[1] for draw in draws]))
     outside = rank.budget.static_bytes - logged.available if rank.budget.static_bytes is not None else None
@@ -387,13 +388,13 @@ def _other_entries(rank: Rank) -> dict[str, int]:
     return found
 
 
-def _give_back(before: Side, after: Side, *, same_card: bool) -> None:
-    """What the pool gives up or takes, off the memory that stays free."""
+def _give_back(before: Side, after: Side, larger: int) -> None:
+    """What the pool gives up or takes, and what the card has more (`larger`), is memory that stays free."""
     name = next((name for name in ("free", "reserve") if name in before.accounts), None)
-    if name is None or not same_card:
+    if name is None:
         return
     moved = sum(after.accounts.values()) - sum(before.accounts.values())
-    after.accounts[name] = before.accounts[name] - moved
+    after.accounts[name] = before.accounts[name] + larger - moved
 
 
 # ------------------------------------------------------------------------------------------------------------- one side

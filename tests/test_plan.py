@@ -175,6 +175,14 @@ def test_pools_larger_than_what_is_free_do_not_start():
     assert plan.after.accounts["free"] < 0 and plan.feasible is False
 
 
+def test_another_card_changes_the_budget_by_its_fraction_and_the_rest_is_free():
+    server = logged("demo")
+    plan = make_plan(server, {"gpu_total_bytes": 94 * GIB}, Target(), Facts("sglang", total=Amount(80 * GIB)))
+    assert sum(plan.after.accounts.values()) - sum(plan.before.accounts.values()) == 14 * GIB
+    pools = [side.under("kv_cache") + side.under("recurrent_state") for side in (plan.before, plan.after)]
+    assert abs(pools[1] - pools[0] - 0.85 * 14 * GIB) < GIB // 100
+
+
 def test_a_target_out_of_reach_shows_what_the_flags_give_not_what_it_needs():
     plan = make_plan(logged("sglang-0.5.10-swa-eagle"), {}, Target(40, 32768), Facts("sglang"))
     assert plan.feasible is False
