@@ -1,0 +1,189 @@
+"""The model's arithmetic beside a log's figures. Architectures come from the bundled table."""
+
+import msgspec
+import pytest
+from finding_helpers import concurrency, serving, sglang, vllm, worker
+
+from memledger import findings, modelled
+from memledger.findings.figures import Context
+from memledger.ledger import Capacity, Report
+from memledger.model.find import Found, find
+from memledger.units import GIB
+
+HYBRID = find("Qwen/Qwen3.6-35B-A3B", look_here=False).architecture
+NEXT = find("Qwen/Qwen3-Next-80B-A3B", look_here=False).architecture
+DENSE = find("meta-llama/Meta-Llama-3.1-8B", look_here=False).architecture
+
+
+def found(server, arch):
+    checked = modelled.check_server(server, arch)
+    return {f.code: f for f in findings.find(checked, Context(arch)) if f.code.startswith("ML9")}
+
+
+def hybrid(pool=47.55, tokens=623_040, running=None, version="0.19.1", block=1056):
+    """A server of the 35B hybrid on one GPU with the pool that it printed."""
+    capacity = concurrency(tokens, 131_072, 18.44, kv_block_tokens=block)
+    rank = worker(
+        120,
+        details={"kv_cache/pool": {"block_tokens": block}},
+        kv_cache__pool=pool,
+        weights__model=64.69,
+        capacity=capacity,
+    )
+    usage = None if running is None else serving(running)
+    return vllm(
+        rank,
+        version=version,
+        usage=usage,
+        tp_size=1,
+        context_length=131_072,
+        prefix_caching=False,
+        kv_cache_dtype="auto",
+    )
+
+
+def next80b(k=2.58, ssm=1.42, conv=0.03, tp=4, dtype="torch.bfloat16"):
+    rows = {"rows": 81, "slots": 80}
+    rank = worker(
+        60,
+        details={"recurrent_state/conv": rows, "recurrent_state/ssm": rows, "kv_cache/k": {"tokens": 450_560}},
+        kv_cache__k=k,
+        recurrent_state__conv=conv,
+        recurrent_state__ssm=ssm,
+        capacity=Capacity(kv_tokens=450_560, state_slots=80),
+    )
+    return sglang(rank, version=None, tp_size=tp, page_size=128, kv_cache_dtype=dtype, state_dtype="float32")
+
+
+def pool_of(server):
+    return next(e for e in server.ranks[0].entries if e.account == "kv_cache/pool")
+
+
+def test_the_split_sums_to_the_logged_pool_to_the_byte():
+    server = hybrid(running=54)
+    whole = pool_of(server)
+    parts = modelled.split_server(modelled.check_server(server, HYBRID)).ranks[0].entries
+    pieces = [e for e in parts if e.account.startswith(("kv_cache/", "recurrent_state/"))]
+    assert {e.account for e in pieces} == {"kv_cache/pool", "recurrent_state/conv", "recurrent_state/ssm"}
+    assert sum(e.bytes for e in pieces) == whole.bytes
+    assert sum(e.tolerance_bytes for e in pieces) == whole.tolerance_bytes
+    assert {e.basis for e in pieces} == {"modelled"}
+
+
+def test_the_state_of_the_peak_is_counted_where_the_log_shows_one():
+    ssm = modelled.split_server(modelled.check_server(hybrid(running=54), HYBRID)).ranks[0].entries
+    state = [e for e in ssm if e.account.startswith("recurrent_state/")]
+    one = state[0].detail["request_bytes"]
+    # 30 layers of 1 MiB page and more: three blocks of ten pages of 1056 tokens x 2048 bytes.
+    assert one == 3 * 10 * 1056 * 2048
+    assert sum(e.bytes for e in state) == 54 * one
+    assert state[0].detail["assumption"] == "state of 54 running requests, the most in the log"
+
+
+def test_without_serving_lines_the_pool_is_split_as_filled_by_the_longest_requests():
+    state = [
+        e
+        for e in modelled.split_server(modelled.check_server(hybrid(), HYBRID)).ranks[0].entries
+        if e.account.startswith("recurrent_state/")
+    ]
+    assert state[0].detail["assumption"].startswith("if filled by 18.4")
+
+
+def test_state_never_takes_more_than_the_pool():
+    parts = modelled.split_server(modelled.check_server(hybrid(running=100_000), HYBRID)).ranks[0].entries
+    assert min(e.bytes for e in parts) >= 0
+
+
+def test_a_pool_that_the_model_does_not_give_is_not_split_and_said():
+    server = hybrid(pool=30.0)
+    checked = modelled.check_server(server, HYBRID)
+    assert modelled.split_server(checked) == checked
+    assert "ML902" in found(server, HYBRID)
+
+
+def test_a_block_size_that_the_model_does_not_give_differs():
+    assert pool_of(modelled.check_server(hybrid(block=544), HYBRID)).detail["modelled"].get("agrees") is not True
+
+
+def test_an_unknown_version_is_refused_with_the_reason_and_nothing_is_split():
+    server = hybrid(version="0.0.0+fork")
+    checked = modelled.check_server(server, HYBRID)
+    assert pool_of(checked).detail["modelled"]["bytes"] is None
+    assert "vLLM" in pool_of(checked).detail["modelled"]["reason"]
+    assert modelled.split_server(checked) == checked
+
+
+def test_no_figure_is_changed_by_the_check():
+    server = hybrid(running=3)
+    checked = modelled.check_server(server, HYBRID)
+    assert [(e.bytes, e.basis) for e in checked.ranks[0].entries] == [
+        (e.bytes, e.basis) for e in server.ranks[0].entries
+    ]
+
+
+def test_what_state_takes_of_the_pool_is_told():
+    finding = found(hybrid(), HYBRID)["ML904"]
+    assert "61.9 MiB for each running request" in finding.text
+    assert "ML904" not in found(hybrid(pool=30.0), HYBRID)
+
+
+def test_pools_that_agree_give_no_finding():
+    assert not {"ML902", "ML903"} & set(found(next80b(), NEXT))
+
+
+def test_kv_for_layers_that_need_none_is_named():
+    finding = found(next80b(k=10.32), NEXT)["ML902"]
+    assert "10.3 GiB in the log, 2.58 GiB by the model's arithmetic" in finding.text
+    assert "all 48 layers were given KV, the model needs 12" in finding.text
+    assert finding.severity == "note"
+
+
+def test_state_that_is_not_divided_over_the_gpus_is_named():
+    finding = found(next80b(ssm=5.70, conv=0.13), NEXT)["ML903"]
+    assert "not divided over the 4 GPUs" in finding.text
+
+
+def test_weights_outside_the_range_are_a_finding_and_inside_are_none():
+    def server(size):
+        return vllm(worker(80, weights__model=size), tp_size=1)
+
+    assert "ML901" not in found(server(14.99), DENSE)
+    finding = found(server(16.5), DENSE)["ML901"]
+    assert "16.5 GiB in the log, 15.0 GiB by the model's arithmetic" in finding.text
+
+
+@pytest.mark.parametrize(
+    "config", [{"enable_lora": True}, {"cpu_offload_gib": 4.0}, {"speculative_algorithm": "eagle3"}]
+)
+def test_weights_with_something_else_in_them_are_not_judged(config):
+    server = vllm(worker(80, weights__model=16.5), tp_size=1, **config)
+    assert "ML901" not in found(server, DENSE)
+
+
+def test_state_wider_than_the_other_engines_default_is_told():
+    finding = found(next80b(), NEXT)["ML905"]
+    assert "--mamba-ssm-dtype bfloat16" in finding.text
+    assert finding.bytes == pytest.approx(0.71 * GIB, rel=0.01)
+
+
+def test_state_as_wide_as_the_other_engines_default_is_silent():
+    # Qwen3.5's configs name float32, and both engines follow.
+    assert "ML905" not in found(hybrid(running=54), HYBRID)
+    assert "ML905" not in found(next80b(ssm=0.71), NEXT)
+
+
+def test_the_source_says_which_architecture_was_used_or_what_one_would_add():
+    report = Report("0", (), (), (hybrid(),))
+    (source,) = modelled.checked(report, (Found(HYBRID, "bundled table: X"),)).sources
+    assert (source.name, source.status, source.reason) == ("model", "ok", "bundled table: X")
+    (source,) = modelled.checked(report, (find("no/such-model", look_here=False),)).sources
+    assert source.status == "unavailable"
+    assert "--model-config" in source.reason
+
+
+def test_ranks_of_another_pipeline_stage_are_modelled_by_their_own_layers():
+    server = vllm(worker(80, weights__model=7.5), tp_size=1, pp_size=2)
+    rank = modelled.check_server(server, DENSE).ranks[0]
+    assert "stage" in rank.entries[0].detail["modelled"]["reason"]
+    placed = msgspec.structs.replace(server, ranks=(msgspec.structs.replace(server.ranks[0], pp=0),))
+    assert modelled.check_server(placed, DENSE).ranks[0].entries[0].detail["modelled"]["bytes"] > 0
