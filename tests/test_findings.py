@@ -33,7 +33,8 @@ class TestIdleSlots:
         assert "--max-mamba-cache-size 20 serves 4 requests and gives 575K KV tokens instead of 330K" in finding.text
         by_account = {e.account or e.capacity: e for e in remedy.effects}
         assert by_account["recurrent_state"].bytes == pytest.approx(-104 * SLOT_BYTES, rel=1e-3)
-        assert by_account["kv_cache"].bytes == -by_account["recurrent_state"].bytes
+        # What the state gives up, less what is not a whole token.
+        assert by_account["kv_cache"].bytes == pytest.approx(-by_account["recurrent_state"].bytes, abs=65536)
         assert by_account["state_slots"] == Effect(capacity="state_slots", change=-104)
         assert by_account["kv_tokens"].change == pytest.approx(104 * SLOT_BYTES / 65536, rel=2e-3)
 

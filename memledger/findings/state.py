@@ -11,6 +11,7 @@ import math
 from typing import Final
 
 from memledger import words as n
+from memledger.findings import predicted
 from memledger.findings.figures import (
     NO_CONTEXT,
     WORTH_SAYING,
@@ -297,6 +298,9 @@ def _smaller_pool(
     wanted = requests * per_request
     if wanted >= slots or several_engines(server) or not _flag_works(server):
         return None
+    exact = predicted.effects(server, rank, {"state_slots": wanted})
+    if exact is not None:
+        return Remedy((FLAG, str(wanted)), *exact)
     freed = (slots - wanted) * slot_bytes
     effects = [Effect(account="recurrent_state", bytes=-freed)]
     per_token = _bytes_per_token(rank)
