@@ -262,12 +262,6 @@ class TestBadInput:
         assert code == 0
         assert out.startswith("SGLang")
 
-    def test_a_report_needs_no_standard_error(self, run, monkeypatch):
-        monkeypatch.setattr(sys, "stderr", None)
-        code, out, _ = run("explain", "server.log")
-        assert code == 0
-        assert out.startswith("SGLang")
-
     @pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
     def test_a_file_that_must_not_be_read(self, run, folder):
         (folder / "server.log").chmod(0)
@@ -589,3 +583,21 @@ def test_help_and_version_import_nothing_heavy():
     code = "import sys; from memledger.cli.app import run; run(['--help']); print(sorted({'msgspec', 'regex', 'hyperscan', 'tabulate', 'psutil', 'pynvml'} & set(sys.modules)), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+def test_model_config_that_cannot_be_used_is_wrong_usage(tmp_path, capsysbinary):
+    from memledger.cli import app as program
+    from memledger.resources import demo_log
+
+    assert program.run(["explain", str(demo_log()), "--model-config", str(tmp_path / "none.json")]) == 2
+    assert b"no such file" in capsysbinary.readouterr().err
+
+
+def test_the_report_says_what_a_models_config_would_add(capsysbinary):
+    from memledger.cli import app as program
+    from memledger.resources import demo_log
+
+    assert program.run(["explain", str(demo_log()), "--no-live", "--format", "json"]) == 0
+    (source,) = (s for s in json.loads(capsysbinary.readouterr().out)["sources"] if s["name"] == "model")
+    assert source["status"] == "unavailable"
+    assert "--model-config" in source["reason"]
