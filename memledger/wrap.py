@@ -40,7 +40,8 @@ STYLE_CHARACTERS: Final = 200
 _DIGITS: Final = b"0123456789"
 _ANY_DIGIT: Final = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 _ODD: Final = re.compile(rb"[\x1b\r\x80-\xff]")
-_RULER: Final = re.compile(r"\W{10,}\Z|[|+│┃║╭╰├┌└#].*[|+│┃║╮╯┤┐┘#]\s*\Z", re.DOTALL)
+_RULER: Final = re.compile(r"\W{10,}\Z")
+_ROW: Final = re.compile(r"[|+│┃║╭╰├┌└#].*[|+│┃║╮╯┤┐┘#]\s*\Z", re.DOTALL)
 _LEAD: Final = re.compile(rb"(?:> ?| {2,8}|\t)(?=\S)")
 _SOME_WIDTHS: Final = frozenset({79, 127, 128, 132, 211, 212, 236, 237, 238, 239, 256})
 _LOOSE: Final = frozenset(
@@ -190,7 +191,7 @@ class Unwrapper:
     def _goes_on(self, whole: bytes, follows: bytes, stretch: Stretch, full: bool) -> bool:
         if stretch.chopped or not follows.strip() or (not full and follows[:1] == b" "):
             return False
-        if self._starts(whole, follows, stretch.styles) or _is_ruler(follows) or _is_ruler(whole):
+        if self._starts(whole, follows, stretch.styles) or _is_of_box(whole, follows):
             return False
         # Where records have prefixes, one without is not expected; elsewhere what it says tells it.
         return self._style(whole) in stretch.styles or _only_prefix(whole) or not self._is_record(follows)
@@ -333,12 +334,15 @@ def _is_full(line: bytes, width: int) -> bool:
 
 
 def _is_loose(style: str) -> bool:
-    return all(part in _LOOSE for part in style.split("+"))
+    return style.removeprefix("indented+").split("+")[0] in _LOOSE
 
 
-def _is_ruler(line: bytes) -> bool:
-    """A line of a table or box, or without any word."""
-    return _RULER.match(line[:WIDEST].decode("utf-8", "replace")) is not None
+def _is_of_box(line: bytes, follows: bytes) -> bool:
+    """Whether a line or the next has no word at all (a ruler), or both are rows of a table or box."""
+    first, second = (other[:WIDEST].decode("utf-8", "replace") for other in (line, follows))
+    if _RULER.match(first) or _RULER.match(second):
+        return True
+    return _ROW.match(first) is not None and _ROW.match(second) is not None
 
 
 def _is_of_table(line: bytes, follows: bytes) -> bool:
@@ -346,7 +350,7 @@ def _is_of_table(line: bytes, follows: bytes) -> bool:
     if not follows.strip() or line.endswith(b"  ") or follows.startswith(b"    "):
         return True
     first, second = (other.translate(None, _DIGITS).split(None, 1)[:1] for other in (line, follows))
-    return first == second or _is_ruler(line) or _is_ruler(follows)
+    return first == second or _is_of_box(line, follows)
 
 
 def _only_prefix(line: bytes) -> bool:
