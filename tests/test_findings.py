@@ -160,7 +160,7 @@ class TestCapped:
         assert remedy.flags == ("--max-mamba-cache-size", "160")
         effects = {e.account or e.capacity: e for e in remedy.effects}
         assert effects["recurrent_state"].bytes == pytest.approx(140 * SLOT_BYTES, rel=1e-3)
-        assert effects["kv_cache"].bytes == -effects["recurrent_state"].bytes
+        assert effects["kv_cache"].bytes == pytest.approx(-effects["recurrent_state"].bytes, abs=65536)
         assert effects["kv_tokens"].change == pytest.approx(-140 * SLOT_BYTES / 65536, rel=2e-3)
 
     def test_silent_where_as_many_run_as_were_asked_for(self):

@@ -317,8 +317,12 @@ def _smaller_pool(
 
 def _larger_pool(server: Server, rank: Rank, more: int, wanted: int) -> Remedy | None:
     """A pool for all requests asked for, paid with KV tokens; None where that is not known or leaves no KV cache."""
-    speculative = any(e.account.startswith("recurrent_state/speculative") for e in rank.entries)
-    if more <= 0 or several_engines(server) or not _flag_works(server) or speculative:
+    if more <= 0 or several_engines(server) or not _flag_works(server):
+        return None
+    exact = predicted.effects(server, rank, {"state_slots": wanted})
+    if exact is not None and any(e.capacity == "kv_tokens" for e in exact[0]):
+        return Remedy((FLAG, str(wanted)), *exact)
+    if any(e.account.startswith("recurrent_state/speculative") for e in rank.entries):
         return None
     cost, per_token, tokens = more * _bytes_per_slot(rank), _bytes_per_token(rank), rank.capacity.kv_tokens
     if not per_token or not tokens or cost // per_token >= tokens:
