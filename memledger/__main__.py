@@ -30,7 +30,9 @@ def _print(text: str) -> None:
         # What is still buffered must not be flushed again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
-            print(f"memledger: it can't be written: {error.strerror}.", file=sys.stderr)
+            from memledger.cli.app import say
+
+            say(f"memledger: it can't be written: {error.strerror}.")
             sys.exit(74)
 
 

@@ -360,6 +360,14 @@ class TestTerminal:
         assert done.returncode == 74
         assert done.stderr == b"Error: the report can't be written: No space left on device.\n"
 
+    @pytest.mark.parametrize(
+        ("arguments", "code"),
+        [("explain nothing.txt", 3), ("explain absent.log", 4), ("explain --no-such-option", 2), ("", 2)],
+    )
+    def test_an_unwritable_standard_error_leaves_the_exit_code(self, folder, arguments, code):
+        (folder / "nothing.txt").write_text("a line of something else\n")
+        assert shell(f"{MEMLEDGER} {arguments} 2> /dev/full").returncode == code
+
     def test_no_standard_output_at_all(self, folder):
         done = shell(f"{MEMLEDGER} explain server.log >&-")
         assert b"Traceback" not in done.stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -77,8 +79,29 @@ def _not_a_command(name: str, args: Sequence[str]) -> str:
 def group(ctx: click.Context) -> None:
     """Where the GPU memory of an SGLang or vLLM server went, and whether the workload needs it there."""
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help(), err=True)
+        say(ctx.get_help())
         ctx.exit(WRONG_USAGE)
+
+
+def say(text: str) -> None:
+    """A line on stderr. A stderr that can't be written takes nothing away: the exit code says the same."""
+    try:
+        click.echo(text, err=True)
+    except OSError:
+        _give_up_stderr()
+
+
+def _show(error: click.ClickException) -> None:
+    try:
+        error.show()
+    except OSError:
+        _give_up_stderr()
+
+
+def _give_up_stderr() -> None:
+    """What is still buffered must not be flushed again at exit: that would change the exit code."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -86,7 +109,7 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         code = group.main(args, prog_name="memledger", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _show(error)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -95,9 +118,8 @@ def run(args: Sequence[str] | None = None) -> int:
             return DONE
         if os.environ.get("MEMLEDGER_TRACEBACK"):
             raise
-        click.echo(
-            f"memledger: internal error: {type(error).__name__}: {error}. MEMLEDGER_TRACEBACK=1 shows where; please report it.",
-            err=True,
+        say(
+            f"memledger: internal error: {type(error).__name__}: {error}. MEMLEDGER_TRACEBACK=1 shows where; please report it."
         )
         return INTERNAL_ERROR
     return code if isinstance(code, int) else DONE

@@ -93,11 +93,11 @@ def finish(result: ReadResult, options: Options, asked: Asked) -> int:
     except LookupError as error:
         raise click.UsageError(f"{error.args[0]}.") from error
     for problem in result.problems:
-        click.echo(f"memledger: {problem}", err=True)
+        app.say(f"memledger: {problem}")
     if not report.servers:
         if not result.problems:
             for sentence in result.nothing:
-                click.echo(f"memledger: {sentence}", err=True)
+                app.say(f"memledger: {sentence}")
             return app.NOTHING_RECOGNISED
         return app.UNREADABLE
     if result.problems:
@@ -115,12 +115,10 @@ def _judge(report: Report, shown: list[int], fail_on: list[Condition]) -> int:
     for condition in fail_on:
         why = reasons(condition, servers)
         if why:
-            click.echo(
-                f"memledger: --fail-on {condition.text}: {'; '.join(why[:4])}{' ...' if len(why) > 4 else ''}", err=True
-            )
+            app.say(f"memledger: --fail-on {condition.text}: {'; '.join(why[:4])}{' ...' if len(why) > 4 else ''}")
             code = app.CONDITION_HOLDS
         elif missing := not_judged(condition, servers):
-            click.echo(f"memledger: --fail-on {condition.text}: not judged for {missing[0]}", err=True)
+            app.say(f"memledger: --fail-on {condition.text}: not judged for {missing[0]}")
     return code
 
 

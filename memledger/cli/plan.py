@@ -142,7 +142,7 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         got = pipeline.read(files, reading.rules([Path(f) for f in options["rule_files"]]))
         inputs, sources, problems = got.report.inputs, got.report.sources, tuple(map(_shown, got.problems))
         for sentence in problems or reading.nothing_recognised(got):
-            click.echo(f"memledger: {sentence}", err=True)
+            app.say(f"memledger: {sentence}")
         if not got.report.servers:
             _write(None, inputs, sources, options)
             return app.UNREADABLE if problems else app.NOTHING_RECOGNISED
@@ -194,7 +194,7 @@ def _write(plan: Plan | None, inputs: tuple[Input, ...], sources: tuple[Source, 
     elif plan is not None and plan.after is None:
         from memledger.report.plan_text import answer
 
-        click.echo(f"memledger: {answer(plan)}", err=True)
+        app.say(f"memledger: {answer(plan)}")
     elif plan is not None:
         from memledger.report.plan_text import render
 

@@ -37,7 +37,7 @@ def command(ctx: click.Context, framework: str | None, check: bool, rule_files: 
 
         problems = [*check_rules(in_force), *check_samples()]
         for problem in problems:
-            click.echo(clean(problem), err=True)
+            app.say(clean(problem))
         samples = sum(len(rule.sample) for rule in in_force.rules)
         output.write(f"{len(in_force.rules)} rules, {samples} samples, {len(problems)} problems\n")
         ctx.exit(app.CONDITION_HOLDS if problems else app.DONE)
