@@ -8,6 +8,9 @@ from memledger.grammar import WORDING_MARK, Rule, Value
 from memledger.ledger import Evidence
 from memledger.units import Amount
 
+MOST_SHARE: float = 1.05
+"""Pools are overshot by a little, and fractions printed above 1 then; what is larger is no fraction."""
+
 
 class Prefix(msgspec.Struct, frozen=True):
     """What stood before the message: every layer taken off (container, journal, colour, engine).
@@ -67,6 +70,11 @@ class Event(msgspec.Struct, frozen=True):
         """A number, whole or not (fractions as 0..1); None where it was not printed."""
         value = self.fields.get(name)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    def share(self, name: str) -> float | None:
+        """A fraction of a whole; None where it was not printed, or cannot be one (negative, or far above 1)."""
+        value = self.number(name)
+        return value if value is not None and 0 <= value <= MOST_SHARE else None
 
     def word(self, name: str) -> str | None:
         """A text; None where it was not printed."""

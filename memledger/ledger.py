@@ -61,6 +61,9 @@ STAGES: Final = ("init", "weights", "draft_weights", "pools", "draft_pools", "wa
 CLOSED_SHARE: Final = 0.01
 """A ledger is closed when its residual lies within its tolerance plus this share of the opening balance."""
 
+CONTRADICTION: Final = "the figures contradict each other: "
+"""Beginning of the reason of a ledger whose printed figures cannot all be true."""
+
 
 def is_account(name: str) -> bool:
     """Whether `name` is an account of the tree (or a host account)."""

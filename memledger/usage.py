@@ -8,11 +8,12 @@ numbers are which fields; the others of its shape are compared column by column.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Final
 
-from memledger.events import Event
+from memledger.events import MOST_SHARE, Event
 from memledger.grammar import find
 
 DIGITS: Final = b"0123456789"
@@ -22,6 +23,9 @@ COUNTERS: Final = frozenset(
 """Fields that a reader adds up (or that tell of an event of its own): every line where one is not zero is read."""
 LABELS: Final = frozenset({"engine"})
 """Fields that say whose line it is: maxima are kept for each."""
+
+SHARES: Final = frozenset({"kv", "state", "swa", "swa049"})
+"""Fields that are fractions of a pool."""
 
 _SEPARATOR: Final = b"\x01"
 _NUMBERS_ONLY: Final = bytes(c if c in b"0123456789." or c == 1 else 32 for c in range(256))
@@ -35,11 +39,20 @@ _NOT_A_LABEL: Final = re.compile(
 class Columns:
     """Which numbers of a line of some shape mean what: indexes into the line's numbers."""
 
-    def __init__(self, count: int, labels: tuple[int, ...], values: tuple[int, ...], counters: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        count: int,
+        labels: tuple[int, ...],
+        values: tuple[int, ...],
+        counters: tuple[int, ...],
+        limits: tuple[float, ...] = (),
+    ) -> None:
         self.count = count
         self.labels = labels
         self.values = values
         self.counters = counters
+        # What is above a column's limit is no fraction: it must not hide the largest that is one.
+        self.limits = limits or (math.inf,) * len(values)
 
 
 class Shape:
@@ -70,6 +83,7 @@ def learn(line: bytes, event: Event) -> Columns | None:
     values: list[int] = []
     counters: list[int] = []
     whose: list[int] = []
+    limits: list[float] = []
     for name, kind in event.rule.fields.items():
         if found.group(name) is None:
             continue
@@ -82,9 +96,12 @@ def learn(line: bytes, event: Event) -> Columns | None:
         if index < 0 or stop != at + end or kind.endswith("*") or found.group(name).count(".") > 1:
             return None
         (whose if name in LABELS else counters if name in COUNTERS else values).append(index)
+        if values and values[-1] == index:
+            share = name in SHARES
+            limits.append(MOST_SHARE * (100 if kind == "percent" else 1) if share else math.inf)
     times = [m.span() for m in _NOT_A_LABEL.finditer(line, 0, at)]
     labels = tuple(i for s, (i, _) in numbers.items() if s < at and not any(a <= s < b for a, b in times))
-    return Columns(len(numbers), (*labels, *whose), tuple(values), tuple(counters))
+    return Columns(len(numbers), (*labels, *whose), tuple(values), tuple(counters), tuple(limits))
 
 
 class UsageLines:
@@ -170,7 +187,8 @@ def _raise(
     for slot, column in enumerate(columns.values):
         texts = tokens[column::step]
         mine = texts if indexes is None else [texts[i] for i in indexes]
-        largest = max(map(float, set(mine)))
+        most = columns.limits[slot]
+        largest = max((value for value in map(float, set(mine)) if value <= most), default=-1.0)
         if largest > known[slot]:
             known[slot] = largest
             at = next(i for i, text in enumerate(mine) if float(text) == largest)

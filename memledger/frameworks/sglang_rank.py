@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from memledger.events import Event
 from memledger.ledger import (
+    CLOSED_SHARE,
+    CONTRADICTION,
     Basis,
     Budget,
     Capacity,
@@ -29,7 +31,7 @@ from memledger.ledger import (
     entry,
     stage_base,
 )
-from memledger.units import Amount, total
+from memledger.units import GIB, Amount, total
 
 DRAFT_TYPE: Final = re.compile(r"NextN|MTP|Eagle|EAGLE|DFlash|DSpark|DSPARK|Medusa|Draft", re.ASCII)
 """Class names of draft models (SGLang, speculative/ and models/*_nextn.py, *_mtp.py, *_eagle.py)."""
@@ -66,6 +68,8 @@ class Pool(NamedTuple):
     evidence: Evidence
 
 
+_NEVER_NEGATIVE: Final = ("kv_cache/", "recurrent_state/", "workspace", "communication", "host/")
+"""Accounts of printed sizes of allocations: a negative figure is a failed sum, no size."""
 _POOL_ACCOUNTS: Final = ("kv_cache/", "recurrent_state/")
 ACCOUNT_WORDS: Final = {
     "weights": "the weights",
@@ -194,7 +198,7 @@ class RankBuilder:
         self, account: str, amount: Amount | None, event: Event, stage: str, *, basis: Basis = "logged", **detail: Any
     ) -> None:
         """An entry with this event as its evidence; nothing where the figure is not known."""
-        if amount is not None:
+        if amount is not None and not (amount.bytes < 0 and account.startswith(_NEVER_NEGATIVE)):
             clean = {k: v for k, v in detail.items() if v is not None}
             self.items.append(Item(account, amount, basis, stage, self.order, (event.evidence,), clean))
 
@@ -350,10 +354,10 @@ class RankBuilder:
             return
         if self.repeats_pool(event):
             return
-        if not any(event.amount(name) for name in ("k", "v", "kv")):
+        if not any(_size(event, name) for name in ("k", "v", "kv")):
             # Cut off before the sizes: the count stands, the bytes are not known.
             if not self._is_draft_group():
-                self.kv_tokens = event.count("tokens") or self.kv_tokens
+                self.kv_tokens = tokens_of(event) or self.kv_tokens
                 self.kv_dtype = event.word("dtype") or self.kv_dtype
             return
         self.group.append(_pool(event))
@@ -431,7 +435,7 @@ class RankBuilder:
 
     def unified_slots(self, event: Event) -> None:
         """Upper bounds of the pools that share the buffer."""
-        self.kv_tokens = event.count("tokens") or event.count("full") or self.kv_tokens
+        self.kv_tokens = tokens_of(event) or tokens_of(event, "full") or self.kv_tokens
         self.kv_swa_tokens = event.count("swa") or self.kv_swa_tokens
         self.state_slots = event.count("slots") or self.state_slots
 
@@ -532,7 +536,7 @@ class RankBuilder:
             self.items = [
                 i for i in self.items if not i.account.startswith("kv_cache/") or i.account == "kv_cache/draft"
             ]
-            self.kv_tokens = event.count("tokens") or self.kv_tokens
+            self.kv_tokens = tokens_of(event) or self.kv_tokens
             self.kv_dtype = event.word("dtype") or self.kv_dtype
             self.add("kv_cache/pool", kv, event, "final", tokens=event.count("tokens"))
         if (free := event.amount("avail")) is not None:
@@ -754,7 +758,7 @@ class RankBuilder:
             return stages, close(None, None, entries, open_reason=f"no free-memory reading after {names}")
         counted = [e for e in entries if e.account != "free"]
         stages = build_stages(opening, readings, counted, CANDIDATES)
-        reason = self._open_reason(readings) or self._missing_lines(items, facts)
+        reason = self._contradiction(items, facts) or self._open_reason(readings) or self._missing_lines(items, facts)
         residual = close(
             base,
             opening.free,
@@ -792,6 +796,25 @@ class RankBuilder:
             return "the recurrent state's own line is not in the log"
         return None
 
+    def _contradiction(self, items: list[Item], facts: RankFacts) -> str | None:
+        """Why the printed figures cannot all be true: a free reading or an entry larger than the device, or negative."""
+        whole = facts.gpu.total_bytes
+        for reading in self.readings:
+            free = reading.free
+            if free.bytes < -free.tolerance:
+                return f"{CONTRADICTION}{free.bytes / GIB:.2f} GiB free"
+            if whole is not None and free.bytes > whole + free.tolerance:
+                return f"{CONTRADICTION}{free.bytes / GIB:.2f} GiB free on a device of {whole / GIB:.2f} GiB"
+        for item in items:
+            account, size = item.account, item.amount
+            if account.startswith("weights/") and item.basis == "logged" and size.bytes < -size.tolerance - GIB:
+                return f"{CONTRADICTION}weights of {size.bytes / GIB:.2f} GiB"
+            if whole is None or account.startswith("host/"):
+                continue
+            if size.bytes - whole > size.tolerance + CLOSED_SHARE * whole:
+                return f"{CONTRADICTION}{account} of {size.bytes / GIB:.2f} GiB on a device of {whole / GIB:.2f} GiB"
+        return None
+
     def _open_reason(self, readings: list[Reading]) -> str | None:
         if self.by_subtraction:
             return self.by_subtraction[0]
@@ -827,13 +850,24 @@ class RankBuilder:
         )
 
 
+def tokens_of(event: Event, name: str = "tokens") -> int | None:
+    """A printed count of tokens; a negative one is a failed sum, no count."""
+    found = event.count(name)
+    return found if found is not None and found >= 0 else None
+
+
+def _size(event: Event, name: str) -> Amount | None:
+    found = event.amount(name)
+    return found if found is not None and found.bytes >= 0 else None
+
+
 def _pool(event: Event) -> Pool:
     return Pool(
         event.word("label"),
-        event.count("tokens"),
-        event.amount("k"),
-        event.amount("v"),
-        event.amount("kv"),
+        tokens_of(event),
+        _size(event, "k"),
+        _size(event, "v"),
+        _size(event, "kv"),
         event.word("dtype"),
         event.evidence,
     )

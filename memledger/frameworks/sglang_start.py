@@ -17,11 +17,11 @@ from memledger.frameworks.exceptions import RootCause, is_requests, is_wrapper
 from memledger.frameworks.sglang_config import BEFORE_THE_DUMP, ConfigBuilder
 from memledger.frameworks.sglang_derived import derive
 from memledger.frameworks.sglang_failures import CONSEQUENCES, MOST_FAILURES, FailureLog, allocation_failure
-from memledger.frameworks.sglang_rank import DRAFT_TYPE, RankBuilder, RankFacts
+from memledger.frameworks.sglang_rank import DRAFT_TYPE, RankBuilder, RankFacts, tokens_of
 from memledger.frameworks.sglang_usage import UsageBuilder, largest
 from memledger.frameworks.sglang_versions import VersionRange
 from memledger.ledger import Capacity, Engine, Evidence, Failure, Gpu, Server, Span, State
-from memledger.units import Amount
+from memledger.units import MIB, Amount
 
 _RANK_EVENTS: Final[dict[str, Callable[[RankBuilder, Event], None]]] = {
     "load_weight_begin": RankBuilder.load_begin,
@@ -102,6 +102,8 @@ _CUDA_BACKENDS: Final = frozenset(
     {"flashinfer", "fa3", "fa4", "flashmla", "trtllm_mha", "trtllm_mla", "cutlass_mla", "cutedsl_mla"}
 )
 
+LEAST_TOTAL: Final = 64 * MIB
+"""No device is smaller: a total below this is none."""
 
 RankKey = tuple[int | None, int | None, int]
 _TOLD_TO_END: Final = frozenset({-15, -2, 143, 130})
@@ -383,7 +385,7 @@ class StartBuilder:
             ("requests", "max_running_requests"),
             ("context", "context_length"),
         ):
-            if (value := event.count(field)) is not None:
+            if (value := tokens_of(event, field)) is not None:
                 known[name] = value
         for field, name in (
             ("chunk", "chunked_prefill_tokens"),
@@ -436,7 +438,7 @@ class StartBuilder:
     def _on_kv_pool_none(self, event: Event) -> None:
         rank = self.rank(event)
         if not rank.pool_groups_closed:
-            rank.kv_tokens = event.count("tokens") or rank.kv_tokens
+            rank.kv_tokens = tokens_of(event) or rank.kv_tokens
 
     def _soft_capacity(self, event: Event, field: str, name: str) -> None:
         if (value := event.count(field)) is not None:
@@ -695,9 +697,11 @@ class StartBuilder:
         if gpu.kind == "cpu":
             return gpu, ()
         total = self.totals[0] if self.totals and len(set(self.totals)) == 1 else None
+        if total is not None and total < LEAST_TOTAL:
+            total = None
         failed = self._failed_allocation(rank)
         if total is None and failed is not None and not self.totals:
-            total = failed.total_bytes
+            total = failed.total_bytes if failed.total_bytes >= LEAST_TOTAL else None
         line = self.totals_line if self.totals else failed.line if failed is not None else None
         known = Gpu(kind=gpu.kind, index=failed.gpu if failed is not None else None, total_bytes=total)
         return known, (line,) if line is not None else ()

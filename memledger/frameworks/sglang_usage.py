@@ -44,10 +44,10 @@ class UsageBuilder:
         self.queued = _most(self.queued, event.count("queued"))
         self.slots = _most(self.slots, event.count("slots"))
         if event.count("slots") is not None:
-            self.state_at_count = _top(self.state_at_count, event.number("state"))
-        self.kv = _top(self.kv, event.number("kv"))
-        self.state = _top(self.state, event.number("state"))
-        self.swa = _top(self.swa, event.number("swa"), event.number("swa049"))
+            self.state_at_count = _top(self.state_at_count, event.share("state"))
+        self.kv = _top(self.kv, event.share("kv"))
+        self.state = _top(self.state, event.share("state"))
+        self.swa = _top(self.swa, event.share("swa"), event.share("swa049"))
         for name, value in self._peaks().items():
             if value != before[name]:
                 self.lines[name] = event.evidence

@@ -15,6 +15,8 @@ import msgspec
 
 from memledger.events import Event
 from memledger.ledger import (
+    CLOSED_SHARE,
+    CONTRADICTION,
     Basis,
     Budget,
     Entry,
@@ -25,6 +27,7 @@ from memledger.ledger import (
     build_stages,
     close,
     entry,
+    held,
 )
 from memledger.units import GIB, MIB, ZERO, Amount, total
 
@@ -43,6 +46,13 @@ _TOTALS: Final = (
     "free_memory_too_small",
 )
 """Rules that print the device's total, the best first."""
+
+
+LEAST_TOTAL: Final = 64 * MIB
+"""No device is smaller: a total below this is none."""
+
+LEAST_NON_TORCH: Final = -256 * MIB
+"""Memory outside torch is a difference of readings and may be slightly negative, by tens of MiB; not by more than this."""
 
 
 class RankFacts(msgspec.Struct):
@@ -157,7 +167,7 @@ class _Builder:
         non_torch = self.non_torch(weights)
         activation, charged = self.activation(requested, weights, non_torch, grant, estimate)
 
-        if device is not None and free is not None:
+        if device is not None and free is not None and not _below(device - free.amount):
             self.add("in_use_at_start", Figure(device - free.amount, free.evidence, "derived"), "init")
         self.add_weights(weights, non_torch)
         if activation is not None:
@@ -171,12 +181,13 @@ class _Builder:
         self.add_workspaces()
         self.add_host(grant)
         reserve = self.reserve(device, free, requested, grant, weights, non_torch, activation, charged, actual)
-        if reserve is not None:
+        contradiction = self.contradiction(device, free, requested, weights, non_torch, grant, reserve)
+        if reserve is not None and contradiction is None:
             self.add("reserve", reserve, "final")
         elif (failed := self.facts.event("free_memory_too_small")) is not None and free is not None:
             self.add("free", Figure(free.amount, (failed.evidence,)), "final")
             self.missing.clear()
-        stages, residual = self.balance(device, free, requested, charged, reserve is not None)
+        stages, residual = self.balance(device, free, requested, charged, reserve is not None, contradiction)
         budget = Budget(
             requested.amount.bytes if requested is not None else None,
             device.bytes - requested.amount.bytes if requested is not None and device is not None else None,
@@ -204,15 +215,15 @@ class _Builder:
     def device_total(self) -> Amount | None:
         """The device as CUDA reports it (smaller than NVML's total)."""
         for rule in _TOTALS:
-            if (found := self.facts.amount(rule, "total")) is not None:
+            if _is_total(found := self.facts.amount(rule, "total")):
                 return found
-        return self.context.failed_total
+        return self.context.failed_total if _is_total(self.context.failed_total) else None
 
     def total_evidence(self) -> tuple[Evidence, ...]:
         """The line of `device_total`."""
         for rule in _TOTALS:
             source = self.facts.event(rule)
-            if source is not None and source.amount("total") is not None:
+            if source is not None and _is_total(source.amount("total")):
                 return (source.evidence,)
         return self.context.failed_total_lines
 
@@ -617,8 +628,52 @@ class _Builder:
         evidence = (*requested.evidence, *(free.evidence if free is not None else ()))
         return Figure(Amount(rest.bytes, requested.amount.tolerance), evidence, "derived", detail)
 
+    def contradiction(
+        self,
+        device: Amount | None,
+        free: Figure | None,
+        requested: Figure | None,
+        weights: Figure | None,
+        non_torch: Figure | None,
+        grant: Figure | None,
+        reserve: Figure | None,
+    ) -> str | None:
+        """Why the printed figures cannot all be true; None where they can. `reserve` would take up any of it."""
+        if non_torch is not None and non_torch.amount.bytes < LEAST_NON_TORCH - non_torch.amount.tolerance:
+            parts = (
+                f" (consumed less weights of {_gib(weights.amount)})"
+                if weights and "formula" in non_torch.detail
+                else ""
+            )
+            return f"{CONTRADICTION}{_gib(non_torch.amount)} outside torch{parts}"
+        if device is None:
+            return None
+        whole = f"a device of {_gib(device)}"
+        if free is not None and _below(device - free.amount):
+            return f"{CONTRADICTION}{_gib(free.amount)} free on {whole}"
+        for figure, what in ((weights, "weights"), (grant, "KV cache"), (requested, "a budget")):
+            if figure is not None and _exceeds(figure.amount, device):
+                return f"{CONTRADICTION}{what} of {_gib(figure.amount)} on {whole}"
+        rows = held(self.entries)
+        if _exceeds(rows, device):
+            return f"{CONTRADICTION}{_gib(rows)} held on {whole}"
+        if (
+            reserve is None
+            or requested is None
+            or not _exceeds(Amount(-reserve.amount.bytes, reserve.amount.tolerance))
+        ):
+            return None
+        before = f", {_gib(device - free.amount)} in use before it" if free is not None else ""
+        return f"{CONTRADICTION}a budget of {_gib(requested.amount)} and graphs beyond it{before}, on {whole}"
+
     def balance(
-        self, device: Amount | None, free: Figure | None, requested: Figure | None, charged: Amount, complete: bool
+        self,
+        device: Amount | None,
+        free: Figure | None,
+        requested: Figure | None,
+        charged: Amount,
+        complete: bool,
+        contradiction: str | None,
     ) -> tuple[tuple[Stage, ...], Residual]:
         """The chain of stages and the rank's residual.
 
@@ -641,9 +696,10 @@ class _Builder:
             reason = "not in the log: " + ", ".join(missing) if missing else "the budget is not printed in full"
         elif self.missing:
             reason = "not in the log: " + ", ".join(dict.fromkeys(self.missing))
+        reason = contradiction or reason
         lines = self.total_evidence() if base == "device" else free.evidence if free is not None else ()
         residual = close(base, opening, self.entries, open_reason=reason, evidence=lines)
-        if opening is None:
+        if opening is None or contradiction is not None:
             return (), residual
         readings: list[Reading] = []
         if device is not None and free is not None:
@@ -657,6 +713,24 @@ class _Builder:
         entries = self.entries
         stages = build_stages(Reading("init", opening), readings, entries, CANDIDATES)
         return stages, residual
+
+
+def _is_total(size: Amount | None) -> bool:
+    return size is not None and size.bytes >= LEAST_TOTAL
+
+
+def _below(rest: Amount) -> bool:
+    """Whether a remainder is negative beyond what rounding explains."""
+    return rest.bytes < -rest.tolerance
+
+
+def _exceeds(size: Amount, device: Amount = ZERO) -> bool:
+    """Whether a size is more than the device holds, beyond rounding and the share that a closed ledger may miss."""
+    return size.bytes - device.bytes > size.tolerance + device.tolerance + CLOSED_SHARE * device.bytes
+
+
+def _gib(size: Amount) -> str:
+    return f"{size.bytes / GIB:.2f} GiB"
 
 
 def _without(peak: Amount, charged: Amount, source: Event, estimate: Figure | None) -> Figure:

@@ -388,7 +388,7 @@ class Start:
                 self._at_crash = {
                     "running_requests": event.count("running"),
                     "queued_requests": event.count("waiting"),
-                    "kv_usage": event.number("kv"),
+                    "kv_usage": event.share("kv"),
                 }
         elif rule == "engine_died":
             self._take_death(event)
@@ -538,7 +538,7 @@ class Start:
     def _take_capacity(self, engine: EngineFacts, event: Event) -> None:
         """Tokens and concurrency; printed once per worker up to 0.11.0, and the smallest is real."""
         self._enter_pool()
-        if (tokens := event.count("tokens")) is not None:
+        if (tokens := event.count("tokens")) is not None and tokens >= 0:
             engine.tokens = _smallest(engine.tokens, tokens)
             engine.tokens_pool = event.word("pool")
             if engine.tokens_pool is not None:
@@ -582,7 +582,7 @@ class Start:
         if event.id == "iteration":
             running = (event.count("context_requests") or 0) + (event.count("generation_requests") or 0)
         line = event.evidence
-        facts.add(running, event.count("waiting"), event.number("kv"), dict.fromkeys(("running", "queued", "kv"), line))
+        facts.add(running, event.count("waiting"), event.share("kv"), dict.fromkeys(("running", "queued", "kv"), line))
         if (again := event.count("preemptions")) is not None:
             facts.preemptions = (facts.preemptions or 0) + again
 
