@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Final, Literal
 
 from memledger.events import Event
+from memledger.frameworks.base import MOST_STARTS, header
 from memledger.frameworks.sglang_config import BEFORE_THE_DUMP
 from memledger.frameworks.sglang_start import StartBuilder
 from memledger.ledger import Server
@@ -27,6 +28,7 @@ class SglangReader:
 
     def __init__(self) -> None:
         self._starts: list[StartBuilder] = []
+        self._reduced: list[Server] = []
         self._current: dict[Stream, StartBuilder] = {}
         self._waiting: dict[Stream, list[Event]] = {}
         self._last: Stream | None = None
@@ -63,7 +65,7 @@ class SglangReader:
             self._waiting.pop(stream)
         quotes = [id(start) for start, unsaid in self._quotes if not unsaid]
         built = [start.build() for start in self._starts if id(start) not in quotes]
-        found = [server for server in built if server is not None]
+        found = [*self._reduced, *(server for server in built if server is not None)]
         return sorted(found, key=lambda s: (s.span[0].input, s.span[0].first_line))
 
     def _stream(self, event: Event) -> Stream:
@@ -97,7 +99,23 @@ class SglangReader:
         self._said[id(start)] = set()
         self._starts.append(start)
         self._current[stream] = start
+        if len(self._starts) > MOST_STARTS:
+            self._reduce()
         return start
+
+    def _reduce(self) -> None:
+        """Keep the oldest start of the middle by its header only."""
+        index = next(
+            (i for i, s in enumerate(self._starts) if i >= MOST_STARTS // 2 and s not in self._current.values()), None
+        )
+        if index is None:
+            return
+        start = self._starts.pop(index)
+        self._said.pop(id(start), None)
+        unsaid = [said for quote, said in self._quotes if quote is start]
+        self._quotes = [(quote, said) for quote, said in self._quotes if quote is not start]
+        if all(unsaid) and (server := start.build()) is not None:
+            self._reduced.append(header(server))
 
     def _same_job(self, stream: Stream, start: StartBuilder, event: Event) -> StartBuilder:
         """Nodes of one job in one file, each a stream of its own: their dumps differ in the node's rank only."""

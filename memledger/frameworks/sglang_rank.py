@@ -68,6 +68,12 @@ class Pool(NamedTuple):
     evidence: Evidence
 
 
+MOST_READINGS: Final = 250
+"""Free-memory readings that are kept of one rank: a start has some dozens. Later ones take the place of the last."""
+
+MOST_ITEMS: Final = 1000
+"""Entries that are kept of one rank."""
+
 _NEVER_NEGATIVE: Final = ("kv_cache/", "recurrent_state/", "workspace", "communication", "host/")
 """Accounts of printed sizes of allocations: a negative figure is a failed sum, no size."""
 _POOL_ACCOUNTS: Final = ("kv_cache/", "recurrent_state/")
@@ -147,6 +153,8 @@ class RankBuilder:
         self.captured = 0
         self.final: Event | None = None
         self.by_subtraction: list[str] = []
+        self.overflowed = False
+        """Whether there were more readings or entries than are kept."""
         self.old_wording = False
         self.init_usage: Amount | None = None
         self.device_word: str | None = None
@@ -191,6 +199,9 @@ class RankBuilder:
         if self.first_free is None:
             self.first_free = free
         self.last_free = free
+        if len(self.readings) >= MOST_READINGS:
+            self.overflowed = True
+            del self.readings[-1], self._reading_orders[-1]
         self.readings.append(Reading(stage, free, (evidence,)))
         self._reading_orders.append(self.order)
 
@@ -200,7 +211,21 @@ class RankBuilder:
         """An entry with this event as its evidence; nothing where the figure is not known."""
         if amount is not None and not (amount.bytes < 0 and account.startswith(_NEVER_NEGATIVE)):
             clean = {k: v for k, v in detail.items() if v is not None}
-            self.items.append(Item(account, amount, basis, stage, self.order, (event.evidence,), clean))
+            self._keep(Item(account, amount, basis, stage, self.order, (event.evidence,), clean))
+
+    def _keep(self, item: Item) -> None:
+        if len(self.items) < MOST_ITEMS:
+            self.items.append(item)
+        else:
+            self.overflowed = True
+
+    def _subtracted(self, why: str) -> None:
+        if why not in self.by_subtraction:
+            self.by_subtraction.append(why)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def order_of(self, stage: str) -> int:
         """The place of the last reading of a stage in the order of events; 0 where there is none."""
@@ -217,11 +242,12 @@ class RankBuilder:
         if amount is None:
             return
         if not self.readings and not self.begins_seen:
-            self.before_load.append((str(detail.get("what", account)), amount))
+            if len(self.before_load) < MOST_ITEMS:
+                self.before_load.append((str(detail.get("what", account)), amount))
         elif self.capturing is None and self.final is None and not self.serving:
             self.add(account, amount, event, self.next_stage(), **detail)
         else:
-            self.notes.append(f"{detail.get('what', account)} is inside a capture or taken after the last reading")
+            self._note(f"{detail.get('what', account)} is inside a capture or taken after the last reading")
 
     def next_stage(self) -> str:
         """The stage whose closing reading comes next, as far as can be told."""
@@ -286,15 +312,13 @@ class RankBuilder:
         basis: Basis = "logged"
         if usage is None and free is not None and self.begin is not None:
             usage, basis = self.begin - free, "derived"
-            self.by_subtraction.append("the weights' size is not printed and was taken from two readings")
+            self._subtracted("the weights' size is not printed and was taken from two readings")
         if self.begin is None and usage is not None and free is not None and not self.readings and not draft:
             # `mem usage` is the reading before minus the reading after, so the one before is known.
             self.read("init", free + usage, event.evidence)
         self.order += 1
         if self.weights_elsewhere and usage is not None and not draft:
-            self.notes.append(
-                "the weights are held by another process on the same GPU; the load's figure is not theirs"
-            )
+            self._note("the weights are held by another process on the same GPU; the load's figure is not theirs")
         self.add(
             account,
             usage,
@@ -360,7 +384,10 @@ class RankBuilder:
                 self.kv_tokens = tokens_of(event) or self.kv_tokens
                 self.kv_dtype = event.word("dtype") or self.kv_dtype
             return
-        self.group.append(_pool(event))
+        if len(self.group) < MOST_ITEMS:
+            self.group.append(_pool(event))
+        else:
+            self.overflowed = True
 
     def virtual_pool(self, event: Event) -> None:
         """Addresses only: neither bytes nor the token count is what the pool will have."""
@@ -455,7 +482,7 @@ class RankBuilder:
         before = next((r.free for r in reversed(self.readings) if r.stage == "weights"), None)
         if free is None or before is None:
             return
-        self.by_subtraction.append("the KV pool's size is not printed and was taken from two readings")
+        self._subtracted("the KV pool's size is not printed and was taken from two readings")
         self.add(
             "kv_cache/pool",
             before - free,
@@ -523,7 +550,7 @@ class RankBuilder:
     def _pool_item(self, account: str, amount: Amount | None, pool: Pool, detail: dict[str, Any]) -> None:
         if amount is not None:
             clean = {k: v for k, v in detail.items() if v is not None}
-            self.items.append(Item(account, amount, "logged", self._pool_stage(), self.order, (pool.evidence,), clean))
+            self._keep(Item(account, amount, "logged", self._pool_stage(), self.order, (pool.evidence,), clean))
 
     def post_capture(self, event: Event) -> None:
         """The pool as really backed after capture: replaces what was only a reservation of addresses."""
@@ -566,7 +593,7 @@ class RankBuilder:
         self._close_group()
         if usage is None and free is not None and self.capture_before is not None:
             usage, basis = self.capture_before - free, "derived"
-            self.by_subtraction.append("a capture's size is not printed and was taken from two readings")
+            self._subtracted("a capture's size is not printed and was taken from two readings")
         if self.capture_before is None and free is not None and usage is not None and self.readings:
             # `mem usage` is the reading before minus the reading after, so the one before is known.
             self._before_capture(free + usage, event)
@@ -620,7 +647,7 @@ class RankBuilder:
                     basis="derived",
                     formula="free memory before minus after",
                 )
-                self.by_subtraction.append("an adapter's size was taken from two readings")
+                self._subtracted("an adapter's size was taken from two readings")
             self.lora_before = None
 
     def host_memory(self, account: str, amount: Amount | None, event: Event, **detail: Any) -> None:
@@ -816,6 +843,8 @@ class RankBuilder:
         return None
 
     def _open_reason(self, readings: list[Reading]) -> str | None:
+        if self.overflowed:
+            return f"the log holds more memory figures of one start of this rank than a start prints (over {MOST_READINGS})"
         if self.by_subtraction:
             return self.by_subtraction[0]
         if not any(r.stage not in {"init", "weights", "draft_weights"} for r in readings):

@@ -11,6 +11,7 @@ import re
 from typing import ClassVar, Final, Literal
 
 from memledger.events import Event, Prefix
+from memledger.frameworks.base import MOST_STARTS, header
 from memledger.frameworks.vllm_start import Start
 from memledger.ledger import Server
 
@@ -22,6 +23,9 @@ _ENGINE: Final = re.compile(r"(?:DP)?(?:MoE)?EngineCore")
 _FRONT: Final = re.compile(r"(?:API|Api)Server|DPSupervisor|MainProcess")
 _EXTRA_FRONT: Final = re.compile(r"(?:Api|API)Server_\w*\d$")
 """One of several HTTP servers: their parent printed the arguments."""
+
+MOST_RECENT: Final = 64
+"""Starts of one stream that a line may still belong to."""
 
 MOST_REPEATED: Final = 64
 """Figures of one line, and repeated lines, that are kept to tell a second run from a repetition."""
@@ -99,6 +103,8 @@ class VllmReader:
 
     def __init__(self) -> None:
         self._starts: list[Start] = []
+        self._reduced: list[Server] = []
+        self._by_source: dict[str | None, list[Start]] = {}
         self._command: Event | None = None
         self._early: list[Event] = []
         self._printed: dict[int, Printed] = {}
@@ -120,13 +126,16 @@ class VllmReader:
         if not self._starts and self._early:
             self._starts.append(Start(None))
             self._flush(self._starts[0])
-        return [start.server() for start in self._starts if start.worth_telling]
+        half = MOST_STARTS // 2
+        full = [start.server() if start.worth_telling else None for start in self._starts]
+        return [server for server in (*full[:half], *self._reduced, *full[half:]) if server is not None]
 
     def _feed_foreign(self, event: Event) -> None:
         """A line of torch, the kernel or the HTTP server: the start of its process, of its stream, or the last one."""
         pid = (event.prefix.host, event.prefix.pid) if event.prefix.pid is not None else None
-        same = [s for s in self._starts if s.source == event.prefix.source] or self._starts
-        known = next((s for s in reversed(self._starts) if pid is not None and pid in s.pids), None)
+        recent = self._starts[-MOST_RECENT:]
+        same = self._by_source.get(event.prefix.source) or recent
+        known = next((s for s in reversed(recent) if pid is not None and pid in s.pids), None)
         start = known or (same[-1] if same else None)
         if start is not None:
             start.take(event)
@@ -141,7 +150,7 @@ class VllmReader:
     # -- which start a line belongs to
 
     def _start_of(self, event: Event) -> Start:
-        group = [s for s in self._starts if s.source == event.prefix.source]
+        group = self._by_source.get(event.prefix.source, [])
         pid = (event.prefix.host, event.prefix.pid) if event.prefix.pid is not None else None
         known = next((s for s in reversed(group) if pid is not None and pid in s.pids), None)
         if event.rule.framework == "vllm" and event.id == "engine_config":
@@ -220,13 +229,28 @@ class VllmReader:
             start.begin(self._command)
             self._command = None
         pid = (event.prefix.host, event.prefix.pid)
-        for other in self._starts:
-            if other.source == start.source and (event.prefix.pid is None or pid in other.pids or other.over):
+        group = self._by_source.setdefault(start.source, [])
+        for other in group:
+            if event.prefix.pid is None or pid in other.pids or other.over:
                 # Containers and restarts reuse pids: what the new start prints is not the old one's.
                 other.pids.clear()
         self._starts.append(start)
+        group.append(start)
+        del group[:-MOST_RECENT]
+        if len(self._starts) > MOST_STARTS:
+            self._reduce()
         self._flush(start)
         return start
+
+    def _reduce(self) -> None:
+        """Keep the oldest start of the middle by its header only, unless lines of it may still come."""
+        start = self._starts[MOST_STARTS // 2]
+        if any(start is other for other in self._by_source.get(start.source, ())):
+            return
+        del self._starts[MOST_STARTS // 2]
+        self._printed.pop(id(start), None)
+        if start.worth_telling:
+            self._reduced.append(header(start.server()))
 
 
 def process_kind(event: Event) -> Literal["front", "engine", "worker"] | None:

@@ -83,6 +83,7 @@ ENGINE_RULES: Final = frozenset(
 USAGE_RULES: Final = frozenset({"usage", "usage_sum", "usage_v0", "usage_early", "iteration", "preempted"})
 POOL_RULES: Final = frozenset({"kv_available", "kv_capacity", "blocks", "kv_bytes_given", "v0_split", "v0_profile"})
 MOST_FAILURES: Final = 50
+MOST_RANKS: Final = 2048
 MOST_START_LINES: Final = 300
 
 LONGEST_WARM_UP_SECONDS: Final = 30
@@ -199,6 +200,7 @@ class Start:
         self._wrapper_time: str | None = None
         self._ranks: dict[RankKey, RankFacts] = {}
         self._rank_events: dict[RankKey, Event] = {}
+        self._labels_seen: set[tuple[tuple[str, int], ...]] = set()
         self._engines: dict[int, EngineFacts] = {}
         self._sum: UsageFacts | None = None
         self._failures: list[Failure] = []
@@ -277,7 +279,7 @@ class Start:
 
     def label_is_free(self, label: tuple[tuple[str, int], ...]) -> bool:
         """Whether no other process of this start has these rank labels."""
-        return all(tuple(sorted(e.prefix.ranks.items())) != label for e in self._rank_events.values())
+        return label not in self._labels_seen
 
     @property
     def worth_telling(self) -> bool:
@@ -418,9 +420,12 @@ class Start:
         if name.startswith(("EngineCore", "DPEngineCore", "DPMoE")) and event.id == "worker_ready":
             return self._ranks.get(key)
         key = self._cut_off(key, name)
+        if key not in self._ranks and len(self._ranks) >= MOST_RANKS:
+            return None
         facts = self._ranks.setdefault(key, RankFacts())
         if key not in self._rank_events or (event.prefix.ranks and not self._rank_events[key].prefix.ranks):
             self._rank_events[key] = event
+            self._labels_seen.add(tuple(sorted(event.prefix.ranks.items())))
         return facts
 
     def _cut_off(self, key: RankKey, name: str) -> RankKey:
