@@ -23,6 +23,8 @@ def join_servers(servers: Sequence[Server], inputs: Sequence[Input]) -> list[Ser
     tells does not count against it, but something must agree: the model or the sizes, and the start time) and no rank
     is in both. Servers of one input are never joined.
     """
+    if len(_all_inputs(servers)) < 2:
+        return list(servers)
     joined: list[Server] = []
     for server in servers:
         for index, other in enumerate(joined):
@@ -33,8 +35,6 @@ def join_servers(servers: Sequence[Server], inputs: Sequence[Input]) -> list[Ser
                 break
         else:
             joined.append(server)
-    if len(_all_inputs(servers)) < 2:
-        return joined
     return [_with_note(server, joined, inputs) for server in joined]
 
 

@@ -1120,3 +1120,47 @@ class TestPoolsOfTheHost:
     def test_why_a_ledger_is_open_is_said_in_words(self):
         found = rank(log(*WEIGHTS, POOLS[0]))
         assert found.residual.reason == "no free-memory reading after the KV cache"
+
+
+@pytest.mark.parametrize(("shares", "peak"), [(("9.24", "0.41"), 0.41), (("0.41", "1.02"), 1.02)])
+def test_a_usage_far_above_one_is_no_fraction(shares: tuple[str, ...], peak: float) -> None:
+    line = "Decode batch. #running-req: 1, #token: 100, token usage: {}, gen throughput (token/s): 10.00, #queue-req: 0"
+    assert server(log(*(line.format(share) for share in shares))).usage.peak_kv_usage == peak
+
+
+def test_negative_pool_sizes_are_no_entries() -> None:
+    found = rank(
+        log(
+            "Load weight begin. avail mem=78.50 GB",
+            "Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=63.40 GB, mem usage=15.10 GB.",
+            "KV Cache is allocated. #tokens: -4000, K size: -5.00 GB, V size: -5.00 GB",
+            "Memory pool end. avail mem=63.40 GB",
+        )
+    )
+    assert not any(e.bytes < 0 for e in found.entries)
+    assert found.capacity.kv_tokens is None
+
+
+def test_one_line_without_end_is_kept_once_and_leaves_the_rank_open() -> None:
+    found = rank(log("Load weight begin. avail mem=78.50 GB", *["Memory pool end. avail mem=14.50 GB"] * 2000))
+    assert len(found.stages) <= 250
+    assert found.residual.verdict == "open"
+    assert "more memory figures" in (found.residual.reason or "")
+
+
+def test_a_free_reading_above_the_device_leaves_the_rank_open() -> None:
+    failed = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB "
+        "of which 1.00 GiB is free."
+    )
+    found = rank(
+        log(
+            "Load weight begin. avail mem=4096.00 GB",
+            "Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=4080.90 GB, mem usage=15.10 GB.",
+            "KV Cache is allocated. #tokens: 400000, K size: 24.41 GB, V size: 24.41 GB",
+            "Memory pool end. avail mem=4032.08 GB",
+            failed,
+        )
+    )
+    assert found.residual.verdict == "open"
+    assert (found.residual.reason or "").startswith("the figures contradict each other: 4096.00 GiB free")

@@ -1460,3 +1460,66 @@ def test_a_killed_process_that_is_not_the_servers_does_not_fail_it():
     server = only(START + "Aug 01 18:01:30 host1 kernel: Out of memory: Killed process 21394 (cicc)\n" + POOL)
     assert server.failures[0].kind == "other_process_killed"
     assert server.state != "failed"
+
+
+BUDGET = (
+    "Free memory on device ({free}/{total} GiB) on startup. Desired GPU memory utilization is (0.9, {budget} GiB). "
+    "Actual usage is {weights} GiB for weight, 5.58 GiB for peak activation, {outside} GiB for non-torch memory, "
+    "and 0.69 GiB for CUDAGraph memory. Current kv cache memory in use is 8.68 GiB."
+)
+POSSIBLE = {"free": "78.57", "total": "79.18", "budget": "71.26", "weights": "56.93", "outside": "0.07"}
+
+
+def budget_rank(**changes):
+    return only(core(BUDGET.format(**{**POSSIBLE, **changes}))).ranks[0]
+
+
+def test_the_budget_without_contradictions_closes():
+    assert budget_rank().residual.verdict == "closed"
+    assert budget_rank(outside="-0.05").residual.verdict == "closed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "figures"),
+    [
+        ({"free": "4294967296"}, ("4294967296.00 GiB free", "79.18 GiB")),
+        ({"free": "85.00"}, ("85.00 GiB free", "79.18 GiB")),
+        ({"weights": "156.93"}, ("weights of 156.93 GiB", "79.18 GiB")),
+        ({"outside": "-9.00"}, ("-9.00 GiB outside torch",)),
+        ({"budget": "99.00"}, ("a budget of 99.00 GiB", "79.18 GiB")),
+    ],
+)
+def test_figures_that_contradict_each_other_leave_the_rank_open(changes, figures):
+    rank = budget_rank(**changes)
+    assert rank.residual.verdict == "open"
+    assert rank.residual.reason.startswith("the figures contradict each other: ")
+    assert all(figure in rank.residual.reason for figure in figures)
+    assert total(rank, "reserve") is None
+
+
+def test_a_device_of_nothing_is_no_total():
+    rank = budget_rank(total="0.00")
+    assert rank.gpu.total_bytes is None
+    assert rank.residual.verdict == "open"
+    assert rank.residual.base != "device"
+
+
+def test_a_usage_far_above_one_is_no_fraction():
+    line = "Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 1.0 tokens/s, Running: 1 reqs, "
+    shares = [
+        f"{line}Waiting: 0 reqs, GPU KV cache usage: {share}%, Prefix cache hit rate: 0.0%" for share in (924.0, 41.0)
+    ]
+    assert only("".join(core(s, i) for i, s in enumerate(shares))).usage.peak_kv_usage == pytest.approx(0.41)
+
+
+def test_a_restart_loop_keeps_every_start_and_the_first_and_last_in_full():
+    starts = read(
+        "".join(
+            engine_line(pid=1000 + i) + core("Model loading took 15.0 GiB and 3 seconds", pid=1000 + i)
+            for i in range(2100)
+        )
+    )
+    assert len(starts) == 2100
+    assert [bool(s.ranks[0].entries[0].evidence) for s in (starts[0], starts[1050], starts[-1])] == [True, False, True]
+    assert "one of more than 2000 starts" in starts[1050].notes[0]
+    assert total(starts[1050].ranks[0], "weights") == total(starts[0].ranks[0], "weights")
