@@ -1164,3 +1164,9 @@ def test_a_free_reading_above_the_device_leaves_the_rank_open() -> None:
     )
     assert found.residual.verdict == "open"
     assert (found.residual.reason or "").startswith("the figures contradict each other: 4096.00 GiB free")
+
+
+def test_many_usages_that_are_no_fractions_do_not_hide_the_peak() -> None:
+    line = "Decode batch. #running-req: 1, #token: 100, token usage: {}, gen throughput (token/s): 10.00, #queue-req: 0"
+    shares = ["9.24"] * 300 + [f"0.{10 + i % 70}" for i in range(600)]
+    assert server(log(*(line.format(share) for share in shares))).usage.peak_kv_usage == 0.79
