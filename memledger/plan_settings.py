@@ -114,8 +114,18 @@ _OTHERS: Final = frozenset(
 
 NAMES: Final[dict[str, Kind]] = {**_MODELLED, **dict.fromkeys(sorted(_OTHERS), "text")}
 FREE_TO_BE_ZERO: Final = frozenset({"state_checkpoint_blocks", "speculative_draft_tokens"})
+_DIVIDERS: Final = frozenset({"tp_size", "pp_size", "dp_size", "ep_size", "dcp_size"})
+MOST_RANKS: Final = 4096
+_KV_TYPES: Final = {
+    "sglang": ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "nvfp4", "fp4_mx_block16", "mxfp8"),
+    "vllm": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "nvfp4"),
+}
+"""`--kv-cache-dtype` as the engines spell it, all modelled versions together; the 4-bit ones came late."""
+_STATE_TYPES: Final = ("float32", "bfloat16", "float16")
 
-_NUMBER: Final = re.compile(r"(?i)\s*(\d[\d,_]*(?:\.\d+)?)\s*(?:([kmgt])(i?b)?|b|bytes)?\s*")
+_NUMBER: Final = re.compile(r"(?i)([0-9]+(?:\.[0-9]+)?|[0-9]{1,3}(?:,[0-9]{3})+) ?(?:([kmgt])(i?b)?|b|bytes)?")
+_COUNT: Final = re.compile(r"(?i)([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)([km]?)")
+_DECIMAL: Final = re.compile(r"(?i)[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]{1,3})?|\.[0-9]+")
 _UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _ON: Final = frozenset({"on", "true", "yes", "1", "enabled"})
 _OFF: Final = frozenset({"off", "false", "no", "0", "disabled"})
@@ -145,7 +155,30 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"{name}: {error}") from None
         if kind in {"count", "size"} and found[name] == 0 and name not in FREE_TO_BE_ZERO:
             raise ValueError(f"{name}: 0 is not possible")
+        if name == "memory_fraction" and found[name] > 1:
+            raise ValueError(f"{name}: {value.strip()!r} is more than all of the memory; at most 1")
+        if name in _DIVIDERS and found[name] > MOST_RANKS:
+            raise ValueError(f"{name}: at most {MOST_RANKS:,}")
     return found
+
+
+def check(settings: Mapping[str, Any], framework: str, config: Mapping[str, Any] | None = None) -> None:
+    """Whether an engine takes the values; `config`: what the log says, for settings that need another beside them.
+
+    Raises:
+        ValueError: it would refuse one; the message names what it takes.
+    """
+    taken = {"kv_cache_dtype": _KV_TYPES[framework], "state_dtype": _STATE_TYPES}
+    for name, accepted in taken.items():
+        if name in settings and settings[name] not in accepted:
+            raise ValueError(f"{name}: {settings[name]!r} is none of {', '.join(accepted)}")
+    given = {**(config or {}), **settings}
+    drafts, algorithm = settings.get("speculative_draft_tokens"), given.get("speculative_algorithm")
+    off = algorithm is None or str(algorithm).lower() in {"none", "off"}
+    if "speculative_algorithm" in settings and not off and drafts is None:
+        raise ValueError("speculative_algorithm: needs --set speculative_draft_tokens=N beside it")
+    if drafts and off:
+        raise ValueError("speculative_draft_tokens: needs --set speculative_algorithm=NAME beside it")
 
 
 def count(text: str) -> int:
@@ -154,30 +187,27 @@ def count(text: str) -> int:
     Raises:
         ValueError: not such a number.
     """
-    found = _NUMBER.fullmatch(text)
-    if found is None or found[3]:
+    found = _COUNT.fullmatch(text)
+    if found is None or len(found[1]) > 20:
         raise ValueError(f"{text!r} is not a count, such as 131072 or 128k")
-    value = float(re.sub("[,_]", "", found[1])) * _UNITS[(found[2] or "").lower()]
-    if value != int(value) or value > LARGEST:
+    value = int(found[1].replace(",", "")) * _UNITS[found[2].lower()]
+    if value > LARGEST:
         raise ValueError(f"{text!r} is not a count, such as 131072 or 128k")
-    return int(value)
+    return value
 
 
 def _size(text: str) -> int:
     found = _NUMBER.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not a size, such as 40GiB or 42949672960")
-    value = float(re.sub("[,_]", "", found[1])) * _UNITS[(found[2] or "").lower()]
+    value = float(found[1].replace(",", "")) * _UNITS[(found[2] or "").lower()]
     if value > LARGEST:
         raise ValueError(f"{text!r} is larger than any memory")
     return int(value)
 
 
 def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if _DECIMAL.fullmatch(text) else math.nan
     if not 0 < value < 1e6:
         raise ValueError(f"{text!r} is not a positive number, such as 0.85")
     return value

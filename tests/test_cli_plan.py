@@ -158,6 +158,18 @@ def test_a_model_of_the_table_and_a_card(run):
         ((DEMO, "--context", "long"), "not a count"),
         ((*BARE, "--model", "Qwen3.5-27B", "--gpu", "h1000"), "no card"),
         ((DEMO, "--context", "1k", "--start", "9"), "there is no start 9"),
+        ((DEMO, "--set", "kv_cache_dtype=int4"), "none of auto, bf16, bfloat16, fp8_e4m3"),
+        ((*BARE, "--model", "Qwen3.5-27B", "--set", "kv_cache_dtype=int4"), "none of auto, bfloat16, float16, fp8"),
+        ((DEMO, "--set", "state_dtype=int8"), "none of float32, bfloat16, float16"),
+        ((DEMO, "--set", "memory_fraction=1.5"), "at most 1"),
+        ((DEMO, "--set", "memory_fraction=٠.٩"), "positive number"),
+        ((DEMO, "--set", "state_slots=1_000"), "not a count"),
+        ((DEMO, "--set", "state_slots=٢٠"), "not a count"),
+        ((DEMO, "--set", "state_slots=2 0"), "not a count"),
+        ((DEMO, "--context", " 1k"), "not a count"),
+        ((DEMO, "--set", "tp_size=4097"), "at most 4,096"),
+        ((DEMO, "--set", "speculative_algorithm=EAGLE"), "needs --set speculative_draft_tokens=N"),
+        ((DEMO, "--set", "speculative_draft_tokens=4"), "needs --set speculative_algorithm=NAME"),
     ],
 )
 def test_wrong_usage(run, args, why):

@@ -150,11 +150,13 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
             server = choose_server(got.report.servers, options["start"])
         except LookupError as error:
             raise click.UsageError(f"{error.args[0]}.") from error
+    engine = server.framework if server is not None else options["framework"]
+    _check(options, engine, server)
     found = _architecture(server, options)
     model = Source("model", "ok" if found.architecture is not None else "unavailable", found.how)
     gpu = options["gpu"]
     facts = Facts(
-        server.framework if server is not None else options["framework"],
+        engine,
         options["framework_version"],
         found.architecture,
         found.how,
@@ -170,6 +172,16 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
     if plan.after is None:
         return app.NOTHING_RECOGNISED
     return app.CONDITION_HOLDS if plan.feasible is False else app.DONE
+
+
+def _check(options: dict[str, Any], engine: str, server: Server | None) -> None:
+    """Refuse values that the engine refuses."""
+    from memledger.plan_settings import check
+
+    try:
+        check(options["settings"], engine, server.config if server is not None else None)
+    except ValueError as error:
+        raise click.UsageError(f"--set {_shown(str(error))}.") from error
 
 
 def _architecture(server: Server | None, options: dict[str, Any]) -> Found:
