@@ -18,7 +18,7 @@ from memledger.model.sglang_rules import NEWEST, Version, dotted, version_of
 from memledger.model.sglang_state import Speculation
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, sglang_flags, unmodelled
-from memledger.plan_values import Plan, Side, Target, change, spread
+from memledger.plan_values import CAPACITIES, Change, Plan, Side, Target, change, spread
 from memledger.plan_values import words as listed
 from memledger.units import GIB, Amount
 
@@ -129,8 +129,13 @@ def from_log(
         for after in (one.after, *one.others)
     ]
     before, after = draws[0]
-    before = msgspec.structs.replace(before, ranges=spread([b for b, _ in draws])) if before is not None else None
-    after = msgspec.structs.replace(after, ranges=spread([a for _, a in draws]))
+    before = Side(_ordered(before.accounts), before.capacity, spread([b for b, _ in draws]))
+    after, lost = _certain(before, [a for _, a in draws])
+    if lost:
+        why = _why_lost(lost, [sizing for one in solved for sizing in (one.after, *one.others)])
+        if change(before, after) == Change():
+            raise NotModelledError(why)
+        not_modelled.insert(0, why)
     if exact is None:
         assumptions.append("bytes per slot and per token come from the log's rounded sizes; ranges hold their rounding")
     made = _finish(
@@ -150,6 +155,8 @@ def from_log(
         assumptions,
         not_modelled,
     )
+    if lost and made.smallest is None:
+        made = msgspec.structs.replace(made, feasible=None)
     # The pools are taken from what is free: below nothing, such a server dies as it starts.
     return msgspec.structs.replace(made, feasible=False) if after.accounts.get("free", 0) < 0 else made
 
@@ -491,18 +498,67 @@ def _sides(
             others["weights/model"], architecture, parallel(config), parallel(asked), "sglang"
         )
     after = side(solved.after, after_others, tokens, solved.server.speculation)
-    if "free" in others:
-        held = [sum(s.accounts.values()) for s in (before, after)]
+    _fill(before, solved.before, after)
+    _fill(after, solved.after, before)
+    both = before.accounts.keys() & after.accounts.keys()
+    # The small request table may be known on one side alone; without a whole pool, what is free is not known.
+    if (before.accounts.keys() ^ after.accounts.keys()) - {"request_tables"}:
+        after.accounts.pop("free", None)
+    elif "free" in others:
+        held = [sum(s.accounts[name] for name in both) for s in (before, after)]
         after.accounts["free"] = others["free"] + larger - (held[1] - held[0])
     return before, after
 
 
-def side(sizing: Sizing, others: Mapping[str, int], tokens: int | None, speculation: Speculation | None) -> Side:
-    """One GPU with the pools of a sizing and all else as given; `tokens`: the length that requests are counted at."""
+def _fill(one: Side, sizing: Sizing, other: Side) -> None:
+    """Nothing, said as 0, for pools that only the other side has; what a sizing could not tell stays absent."""
+    for name in other.accounts:
+        known = {
+            "kv_cache/": sizing.kv_tokens is not None,
+            "recurrent_state/": sizing.state_slots is not None,
+        }
+        if any(told and name.startswith(prefix) for prefix, told in known.items()):
+            one.accounts.setdefault(name, 0)
+
+
+def _certain(before: Side, draws: list[Side]) -> tuple[Side, tuple[str, ...]]:
+    """(the first side without what another leaves open, with its ranges; what is known before but not after)."""
+    first = draws[0]
+    accounts = {name: size for name, size in first.accounts.items() if all(name in one.accounts for one in draws)}
+    if any(name not in accounts for one in draws for name in one.accounts if name != "request_tables"):
+        accounts.pop("free", None)
+    names = [name for name in CAPACITIES if any(getattr(one.capacity, name) is None for one in draws)]
+    capacity = msgspec.structs.replace(first.capacity, **dict.fromkeys(names))
+    if any(one.concurrency is None for one in draws):
+        capacity = msgspec.structs.replace(capacity, concurrency=Concurrency())
+    ranges = {name: ends for name, ends in spread(draws).items() if name in accounts or name in CAPACITIES}
+    ranges = {name: ends for name, ends in ranges.items() if name not in names}
+    if capacity.concurrency.requests is not None and "concurrency" in spread(draws):
+        ranges["concurrency"] = spread(draws)["concurrency"]
+    lost = [name for name in before.accounts if name not in accounts]
+    lost += [name for name in names if getattr(before.capacity, name) is not None]
+    return Side(_ordered(accounts), capacity, ranges), tuple(lost)
+
+
+def _ordered(accounts: Mapping[str, int]) -> dict[str, int]:
+    """Accounts in the order of the ledger."""
     from memledger.ledger import ACCOUNTS
 
-    every = {**others, **sizing.accounts}
-    ordered: dict[str, int] = {name: every[name] for name in ACCOUNTS if name in every}
+    return {name: accounts[name] for name in ACCOUNTS if name in accounts}
+
+
+def _why_lost(lost: tuple[str, ...], found: list[Sizing]) -> str:
+    """The sentence on what the settings leave unknown, and why."""
+    if any(one.budget is None for one in found):
+        why = "the log does not tell what the pools may take together, so what the settings give or take is open"
+    else:
+        why = "the releases or strategies that it may be do not agree"
+    return f"not known with these settings: {', '.join(lost)} ({why})"
+
+
+def side(sizing: Sizing, others: Mapping[str, int], tokens: int | None, speculation: Speculation | None) -> Side:
+    """One GPU with the pools of a sizing and all else as given; `tokens`: the length that requests are counted at."""
+    ordered = _ordered({**others, **sizing.accounts})
     requests: int | None = None
     if tokens is not None:
         requests, _ = sizing.requests_of(tokens, speculation.draft_tokens if speculation is not None else 0)

@@ -38,6 +38,7 @@ class Side(msgspec.Struct, frozen=True):
     has none.
     """
 
+    # An account that is known before and absent after is not known; one that is gone is 0.
     accounts: dict[str, int] = {}
     capacity: Capacity = Capacity()
     ranges: dict[str, tuple[float, float]] = {}
@@ -102,13 +103,12 @@ class PlanReport(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
 
 
 def change(before: Side | None, after: Side | None) -> Change:
-    """What differs between two sides, in the order of the ledger; a capacity unknown on either side is left out."""
+    """What differs between two sides, in the order of the ledger; what is unknown (absent) on either side is left out."""
     if before is None or after is None:
         return Change()
-    names = [*before.accounts, *(name for name in after.accounts if name not in before.accounts)]
     accounts = {}
-    for name in names:
-        moved = after.accounts.get(name, 0) - before.accounts.get(name, 0)
+    for name in before.accounts:
+        moved = after.accounts.get(name, before.accounts[name]) - before.accounts[name]
         if moved:
             accounts[name] = moved
     capacity: dict[str, float] = {}

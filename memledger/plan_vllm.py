@@ -202,6 +202,9 @@ def from_log(
     if set(wanted) & {"tp_size", "pp_size"} and "weights/model" in others:
         held = resharded(others["weights/model"], architecture, _sizes(config), _sizes(asked), "vllm")
         after.accounts["weights/model"] = held
+    for one, other in itertools.permutations((before, after)):
+        for name in other.accounts:
+            one.accounts.setdefault(name, 0)
     now = rank.gpu.total_bytes or (total.bytes if total is not None else 0)
     _give_back(before, after, wanted.get("gpu_total_bytes", now) - now)
     before = msgspec.structs.replace(before, ranges=spread([draw[0] for draw in draws]))

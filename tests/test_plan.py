@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from memledger.plan import Facts, Target, choose_server, make_plan
 from memledger.plan_settings import count, parse, sglang_flags, vllm_flags
 from memledger.plan_sglang import merged
 from memledger.plan_values import Side, change, spread
+from memledger.report.plan_text import render
 from memledger.units import GIB, Amount
 
 DATA = Path(__file__).parent / "data"
@@ -195,6 +197,45 @@ def test_figures_of_the_log_alone_are_ranges():
     low, high = plan.after.ranges["kv_tokens"]
     assert low < plan.after.capacity.kv_tokens < high
     assert any("rounded" in text for text in plan.assumptions)
+
+
+def cut_short(name, **config):
+    """A fixture's server whose KV pool a flag cut short: what its budget would have held is in no line."""
+    server = logged(name)
+    tokens = min(rank.capacity.kv_tokens for rank in server.ranks)
+    return msgspec.structs.replace(server, config={**server.config, "max_total_tokens": tokens, **config})
+
+
+def test_pools_of_an_unknown_budget_are_not_known_after_rather_than_nothing():
+    plan = make_plan(cut_short("demo"), {"max_running_requests": 4}, Target(), Facts("sglang"))
+    assert plan.before.under("kv_cache") > 0 and plan.before.accounts["free"] > 0
+    assert plan.after.capacity.state_slots is not None and plan.after.capacity.kv_tokens is None
+    assert not [name for name in plan.after.accounts if name.startswith("kv_cache/") or name == "free"]
+    assert not [name for name in plan.change.accounts if name.startswith("kv_cache/") or name == "free"]
+    assert plan.feasible is None
+    assert plan.not_modelled[0].startswith("not known with these settings: kv_cache/k, kv_cache/v, free, kv_tokens (")
+    text = render(plan)
+    assert "KV tokens not known" in text and "no capacity changes" not in text
+    assert re.search(r"kv_cache/k +\S+ +not known\n", text) and re.search(r"free +\S+ +not known\n", text)
+
+
+def test_a_plan_of_which_nothing_is_known_is_refused():
+    with pytest.raises(NotModelledError, match="not known with these settings: kv_cache/k"):
+        make_plan(cut_short("demo"), {"kv_cache_dtype": "fp8_e4m3"}, Target(), Facts("sglang"))
+
+
+def test_a_load_on_an_unknown_budget_is_served_by_the_smallest_pools():
+    plan = make_plan(cut_short("demo"), {}, Target(2, 8192), Facts("sglang"))
+    assert "free" not in plan.after.accounts and plan.feasible is None
+    assert "served by the smallest pools (below)" in render(plan).replace("\n", " ")
+
+
+def test_pools_that_are_gone_are_nothing_and_free_holds_them():
+    plan = make_plan(
+        logged("sglang-0.5.20-hybrid-mtp-tp2"), {"speculative_algorithm": "none"}, Target(), Facts("sglang")
+    )
+    assert plan.before.accounts["recurrent_state/speculative_ssm"] > 0
+    assert plan.after.accounts["recurrent_state/speculative_ssm"] == 0
 
 
 def hybrid_27b(name, target=None, **settings):

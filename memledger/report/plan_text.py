@@ -22,6 +22,7 @@ _CAPACITY_WORDS = {
     "max_running_requests": "running requests",
 }
 LABEL_WIDTH = 13
+NOT_KNOWN = "not known"
 NARROWEST = 40
 SMALLEST = 2**30 // 200
 """Bytes below which an account has no row: two decimals of a GiB would show nothing."""
@@ -65,7 +66,8 @@ def answer(plan: Plan) -> str:
         elif plan.available_bytes is not None:
             sure = "may be served: what is assumed decides"
         else:
-            sure = "are served by the pools below; whether the GPU has room for them is not known"
+            which = "pools below" if _known(plan) else "smallest pools (below)"
+            sure = f"are served by the {which}; whether the GPU has room for them is not known"
         text = f"{load} {sure}{': ' + flags if flags else ''}."
         rest = ", ".join(filter(None, (needed, there)))
         return f"{text} {rest[0].upper()}{rest[1:]}." if rest else text
@@ -87,20 +89,32 @@ def _load(plan: Plan) -> str | None:
     return f"{words.plural(requests, 'request')} of {tokens:,} tokens at once"
 
 
+def _known(plan: Plan) -> bool:
+    """Whether every account that is known before is known after."""
+    return plan.before is None or plan.after is None or not plan.before.accounts.keys() - plan.after.accounts.keys()
+
+
 def _effect(plan: Plan) -> str:
     """What the settings do to the capacity, in a sentence."""
     assert plan.after is not None
     after, before = plan.after.capacity, plan.before.capacity if plan.before is not None else None
-    parts = []
+    parts: list[str] = []
+    unknown: list[str] = []
     for name in ("kv_tokens", "state_slots", "max_running_requests"):
         new = getattr(after, name)
         old = getattr(before, name) if before is not None else None
         if new is None:
+            if old is not None:
+                unknown.append(_CAPACITY_WORDS[name])
             continue
         if old is not None and old != new:
             parts.append(f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]} instead of {old:,}")
         elif old is None:
             parts.append(f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]}")
+    if unknown:
+        parts.append(f"{', '.join(unknown)} not known (see not modelled)")
+    elif not _known(plan):
+        parts.append("not all of it is known (see not modelled)")
     if not parts:
         return "no capacity changes." if plan.before is not None else "see the table."
     return f"{', '.join(parts)}."
@@ -113,8 +127,8 @@ def _table(plan: Plan) -> list[str]:
     rows: list[list[str]] = []
     names = [*(before.accounts if before is not None else {}), *after.accounts]
     for name in sorted(dict.fromkeys(names), key=_order):
-        sizes = (before.accounts.get(name, 0) if before is not None else 0, after.accounts.get(name, 0))
-        if any(abs(size) >= SMALLEST for size in sizes):
+        sizes = (before.accounts.get(name) if before is not None else 0, after.accounts.get(name))
+        if any(abs(size or 0) >= SMALLEST for size in sizes):
             rows.append(_row(name, *sizes, after, before, size=True))
     for name in CAPACITIES:
         counts = (getattr(before.capacity, name) if before is not None else None, getattr(after.capacity, name))
@@ -161,7 +175,7 @@ def _row(name: str, old: int | None, new: int | None, after: Side, before: Side 
 
 def _cell(name: str, value: int | None, side: Side, *, size: bool) -> str:
     if value is None:
-        return ""
+        return NOT_KNOWN
 
     def shown(number: float) -> str:
         return words.gib(int(number)) if size else words.count(number)
