@@ -62,7 +62,45 @@ def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target
         made = module.without_log(
             facts.architecture, settings, target, how=facts.how, version=facts.version, total=facts.total
         )
+    made = _too_long(_too_few_slots(made), server, settings, target, facts.architecture)
     return _safe(msgspec.structs.replace(made, inputs=_inputs(settings, target, facts)))
+
+
+def _too_few_slots(plan: Plan) -> Plan:
+    """Not feasible where the state slots serve no request at all."""
+    capacity = plan.after.capacity if plan.after is not None else None
+    if capacity is None or capacity.state_slots is None or capacity.slots_per_request is None:
+        return plan
+    if capacity.state_slots >= capacity.slots_per_request:
+        return plan
+    why = f"{capacity.slots_per_request} state slots or more: a running request takes that many"
+    return msgspec.structs.replace(plan, feasible=False, needed_bytes=None, instead=(why, *plan.instead))
+
+
+def _too_long(
+    plan: Plan, server: Server | None, settings: Mapping[str, Any], target: Target, architecture: Architecture | None
+) -> Plan:
+    """Not feasible where requests are longer than the model's positions and than what the log's engine took already."""
+    length = max(target.context or 0, settings.get("context_length") or 0)
+    logged = server.config.get("context_length") if server is not None else None
+    took = logged if isinstance(logged, int) else 0
+    if plan.after is None or length <= took:
+        return plan
+    if architecture is None or architecture.max_positions is None:
+        sentence = f"that the model takes {length:,} tokens; the log's longest is {took:,}"
+        return msgspec.structs.replace(plan, assumptions=(sentence, *plan.assumptions)) if took else plan
+    # A scaled rotary table reaches further than the configured positions.
+    most = max(architecture.max_positions, architecture.rope_rows or 0)
+    if length <= most:
+        return plan
+    why = f"{length:,} tokens are longer than the model's {most:,} positions: the engines refuse it unless overridden"
+    return msgspec.structs.replace(
+        plan,
+        feasible=False,
+        needed_bytes=None,
+        instead=(f"requests of up to {most:,} tokens ({why})",),
+        assumptions=(why, *plan.assumptions),
+    )
 
 
 def refused(

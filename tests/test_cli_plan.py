@@ -158,6 +158,16 @@ def test_a_model_of_the_table_and_a_card(run):
         ((DEMO, "--context", "long"), "not a count"),
         ((*BARE, "--model", "Qwen3.5-27B", "--gpu", "h1000"), "no card"),
         ((DEMO, "--context", "1k", "--start", "9"), "there is no start 9"),
+        ((DEMO, "--set", "state_slots=20", "--set", "state_slots=30"), "state_slots is set twice"),
+        ((DEMO, "--set", "context_length=4k", "--context", "8k"), "context_length=4096 contradicts --context 8192"),
+        (
+            (DEMO, "--set", "max_running_requests=2", "--concurrency", "4", "--context", "8k"),
+            "max_running_requests=2 contradicts --concurrency 4",
+        ),
+        (
+            (DEMO, "--set", "state_slots=5", "--concurrency", "4", "--context", "8k"),
+            "state_slots=5 contradicts --concurrency 4: that takes 20 slots",
+        ),
         ((DEMO, "--set", "kv_cache_dtype=int4"), "none of auto, bf16, bfloat16, fp8_e4m3"),
         ((*BARE, "--model", "Qwen3.5-27B", "--set", "kv_cache_dtype=int4"), "none of auto, bfloat16, float16, fp8"),
         ((DEMO, "--set", "state_dtype=int8"), "none of float32, bfloat16, float16"),
@@ -176,6 +186,27 @@ def test_wrong_usage(run, args, why):
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert why in " ".join(err.split())
+
+
+def test_slots_that_serve_no_request_do_not_do(run):
+    code, out, _ = run(DEMO, "--set", "state_slots=2")
+    assert code == 1 and "What fits: 5 state slots or more" in " ".join(out.split())
+    assert run(DEMO, "--set", "state_slots=8")[0] == 0
+
+
+def test_requests_longer_than_the_model_do_not_do(run, config):
+    args = (*BARE, "--model-config", config, "--set", "pool_bytes=400GiB", "--concurrency", "1", "--context")
+    assert run(*args, "256k")[0] == 0
+    code, out, _ = run(*args, "512k")
+    assert code == 1
+    said = " ".join(out.split())
+    assert "1 request of 524,288 tokens at once can't be served." in said
+    assert said.count("longer than the model's 262,144 positions: the engines refuse it unless overridden") == 2
+
+
+def test_lengths_past_the_log_with_an_unknown_model_are_assumed(run):
+    out = run(DEMO, "--context", "512k")[1]
+    assert "assumed that the model takes 524,288 tokens; the log's longest is 262,144" in " ".join(out.split())
 
 
 def test_what_could_not_be_planned_is_one_sentence_and_exit_3(run, config):

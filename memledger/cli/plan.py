@@ -28,10 +28,15 @@ def _settings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
         return {}
     from memledger.plan_settings import parse
 
+    found: dict[str, Any] = {}
     try:
-        return parse(values)
+        for one in values:
+            for name, value in parse([one]).items():
+                if found.setdefault(name, value) != value:
+                    raise click.BadParameter(f"{name} is set twice, to different values.")
     except ValueError as error:
         raise click.BadParameter(_shown(str(error))) from error
+    return found
 
 
 def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -122,7 +127,24 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> No
         raise click.UsageError("Without a log, --model-config FILE or --model NAME says what is to be served.")
     if files and not options["settings"] and target.context is None:
         raise click.UsageError("Nothing to plan: give --concurrency and --context, or --set NAME=VALUE.")
+    _agree(target, options["settings"])
     ctx.exit(_run(files, target, options))
+
+
+def _agree(target: Target, settings: dict[str, Any], slots_each: int | None = None) -> None:
+    """Refuse settings that can't hold the load asked for; `slots_each`: state slots of a running request."""
+    running, length, slots = (settings.get(name) for name in ("max_running_requests", "context_length", "state_slots"))
+    if target.context is not None and length is not None and length < target.context:
+        raise click.UsageError(f"--set context_length={length} contradicts --context {target.context}.")
+    if target.concurrency is None:
+        return
+    if running is not None and running < target.concurrency:
+        raise click.UsageError(f"--set max_running_requests={running} contradicts --concurrency {target.concurrency}.")
+    needed = target.concurrency * (slots_each or 1)
+    if slots is not None and slots < needed:
+        raise click.UsageError(
+            f"--set state_slots={slots} contradicts --concurrency {target.concurrency}: that takes {needed} slots at least."
+        )
 
 
 def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int:
@@ -166,6 +188,8 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         plan = make_plan(server, options["settings"], target, facts)
     except NotModelledError as error:
         plan = refused(server, options["settings"], target, facts, error)
+    if plan.after is not None:
+        _agree(target, options["settings"], plan.after.capacity.slots_per_request)
     _write(plan, inputs, (*sources, model), options)
     if problems:
         return app.UNREADABLE
