@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from memledger import plan_sglang, plan_vllm
+from memledger import plan_sglang, plan_vllm, words
 from memledger.ledger import Server
 from memledger.model.architecture import Architecture, NotModelledError
 from memledger.plan_values import Plan, PlanReport, Side, Target
@@ -21,13 +21,14 @@ __all__ = ["Facts", "Plan", "PlanReport", "Side", "Target", "choose_server", "ma
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a plan stands on besides a log: the engine, the architecture (and `how` it was found), the card's memory."""
+    """What a plan stands on besides a log: the engine, the architecture (and `how` it was found), the card."""
 
     framework: Literal["sglang", "vllm"]
     version: str | None = None
     architecture: Architecture | None = None
     how: str | None = None
     total: Amount | None = None
+    card: str | None = None
 
 
 def choose_server(servers: Sequence[Server], start: int | None = None) -> Server:
@@ -62,8 +63,20 @@ def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target
         made = module.without_log(
             facts.architecture, settings, target, how=facts.how, version=facts.version, total=facts.total
         )
+    made = _with_card(made, server, settings, facts)
     made = _too_long(_too_few_slots(made), server, settings, target, facts.architecture)
     return _safe(msgspec.structs.replace(made, inputs=_inputs(settings, target, facts)))
+
+
+def _with_card(plan: Plan, server: Server | None, settings: Mapping[str, Any], facts: Facts) -> Plan:
+    """Says which card a logged server is taken to run on, and which one it is planned for."""
+    said = []
+    if server is not None and facts.total is not None:
+        named = f"{facts.card}, " if facts.card else ""
+        said.append(f"the log's card: {named}{words.gib(facts.total.bytes)} GiB (--gpu)")
+    if server is not None and "gpu_total_bytes" in settings:
+        said.append(f"another card: {words.gib(settings['gpu_total_bytes'])} GiB (gpu_total_bytes)")
+    return msgspec.structs.replace(plan, assumptions=(*said, *plan.assumptions))
 
 
 def _too_few_slots(plan: Plan) -> Plan:
@@ -128,7 +141,7 @@ def _inputs(settings: Mapping[str, Any], target: Target, facts: Facts) -> dict[s
     if target.cached_prefixes:
         found["keep_prefixes"] = target.cached_prefixes
     if facts.total is not None:
-        found["gpu_total_bytes"] = facts.total.bytes
+        found.setdefault("gpu_total_bytes", facts.total.bytes)
     return found
 
 

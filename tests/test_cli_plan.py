@@ -168,6 +168,13 @@ def test_a_model_of_the_table_and_a_card(run):
             (DEMO, "--set", "state_slots=5", "--concurrency", "4", "--context", "8k"),
             "state_slots=5 contradicts --concurrency 4: that takes 20 slots",
         ),
+        (
+            (DEMO, "--set", "state_slots=40", "--concurrency", "4", "--context", "8k"),
+            "state_slots=40 and --concurrency: the load asked for decides it (20)",
+        ),
+        ((DEMO, "--context", "8k", "--framework-version", "0.5.9"), "contradicts the log, which is of 0.5.18"),
+        ((DEMO, "--context", "8k", "--framework-version", "newest"), "'newest' is no version"),
+        ((DEMO, "--context", "8k", "--gpu", "a100-40"), "more free memory than that card has"),
         ((DEMO, "--set", "kv_cache_dtype=int4"), "none of auto, bf16, bfloat16, fp8_e4m3"),
         ((*BARE, "--model", "Qwen3.5-27B", "--set", "kv_cache_dtype=int4"), "none of auto, bfloat16, float16, fp8"),
         ((DEMO, "--set", "state_dtype=int8"), "none of float32, bfloat16, float16"),
@@ -207,6 +214,14 @@ def test_requests_longer_than_the_model_do_not_do(run, config):
 def test_lengths_past_the_log_with_an_unknown_model_are_assumed(run):
     out = run(DEMO, "--context", "512k")[1]
     assert "assumed that the model takes 524,288 tokens; the log's longest is 262,144" in " ".join(out.split())
+
+
+def test_the_cards_of_a_log_are_named(run):
+    code, out, _ = run(DEMO, "--gpu", "h100", "--set", "gpu_total_bytes=140GiB")
+    assert code == 0
+    said = " ".join(out.split())
+    assert "the log's card: H100, 79.20 GiB (--gpu) another card: 140.00 GiB (gpu_total_bytes)" in said
+    assert run(DEMO, "--context", "8k", "--framework-version", "0.5.18", "--gpu", "80GiB")[0] == 0
 
 
 def test_what_could_not_be_planned_is_one_sentence_and_exit_3(run, config):

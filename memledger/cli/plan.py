@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from memledger.model.find import Found
     from memledger.plan_values import Plan, Target
 
+_ROUNDING = 2**24
+"""Bytes by which a reading printed in GiB with two decimals may be off, and some."""
+
 
 class ConfigUnreadableError(click.ClickException):
     """The model's config.json can't be used."""
@@ -64,6 +67,14 @@ def _total(ctx: click.Context, param: click.Parameter, value: str | None) -> Tot
         raise click.BadParameter(_shown(str(error))) from error
 
 
+def _version(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from memledger.model.versions import release
+
+    if value is None or (len(value) <= 80 and value.isascii() and release(value) is not None):
+        return value
+    raise click.BadParameter(f"{_shown(value)!r} is no version, such as 0.5.23.")
+
+
 def _shown(text: str) -> str:
     from memledger.sanitize import clean
 
@@ -86,10 +97,17 @@ def _shown(text: str) -> str:
     help="Another setting: state_dtype=bfloat16, memory_fraction=0.9, pool_bytes=40GiB. Repeatable.",
 )
 @click.option("--framework", type=click.Choice(["sglang", "vllm"]), help="Without a log: the engine.")
-@click.option("--framework-version", metavar="VERSION", help="The engine's version, where no log prints it.")
+@click.option(
+    "--framework-version", callback=_version, metavar="VERSION", help="The engine's version, where no log prints it."
+)
 @MODEL_CONFIG
 @click.option("--model", metavar="NAME", help="Without a log: a model of the bundled table, or of the local cache.")
-@click.option("--gpu", callback=_total, metavar="CARD|SIZE", help="The card or its memory: h100-80, 4090, 80GiB.")
+@click.option(
+    "--gpu",
+    callback=_total,
+    metavar="CARD|SIZE",
+    help="The card or its memory: h100-80, 4090, 80GiB; with a log, the log's own card.",
+)
 @click.option("--start", type=click.IntRange(min=1), metavar="N", help="Plan for the Nth start in the log.")
 @click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to write the plan.")
 @click.option("--no-live", is_flag=True, help="Look at nothing but the files named: no model folder or cache.")
@@ -147,6 +165,51 @@ def _agree(target: Target, settings: dict[str, Any], slots_each: int | None = No
         )
 
 
+def _heard(target: Target, settings: dict[str, Any], plan: Plan) -> None:
+    """Refuse settings that the smallest reservation for a load replaces."""
+    if target.concurrency is None or plan.after is None or plan.feasible is False:
+        return
+    for name in ("max_running_requests", "state_slots"):
+        wanted, given = settings.get(name), getattr(plan.after.capacity, name)
+        if wanted is not None and given is not None and wanted != given:
+            raise click.UsageError(
+                f"--set {name}={wanted} and --concurrency: the load asked for decides it ({given}); leave one of them out."
+            )
+
+
+def _same_version(given: str | None, server: Server) -> None:
+    """Refuse another version than the log's: its figures come from the engine that printed them."""
+    from memledger.model.versions import release
+
+    logged = server.framework_version
+    if given is not None and logged is not None and release(logged) not in {None, release(given)}:
+        raise click.UsageError(
+            f"--framework-version {_shown(given)} contradicts the log, which is of {_shown(logged)};"
+            " give it only where the log prints no version."
+        )
+
+
+def _same_card(options: dict[str, Any], server: Server) -> None:
+    """Refuse a card for the log that the log shows not to be its card."""
+    total = options["gpu"]
+    if total is None:
+        return
+    largest = total.amount.bytes + total.amount.tolerance
+    for rank in server.ranks:
+        free = max((stage.free_before_bytes or 0 for stage in rank.stages), default=0)
+        if free > largest + _ROUNDING:
+            raise click.UsageError(
+                "--gpu: the log shows more free memory than that card has; --gpu names the log's own card,"
+                " --set gpu_total_bytes=SIZE asks for another."
+            )
+        known = rank.gpu.total_bytes
+        if known is not None and abs(known - total.amount.bytes) > max(total.amount.tolerance, known // 50):
+            raise click.UsageError(
+                "--gpu: the log prints another total for its card; --gpu names the log's own card,"
+                " --set gpu_total_bytes=SIZE asks for another."
+            )
+
+
 def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int:
     """Read, plan, write; the exit code."""
     from memledger.ledger import Source
@@ -172,6 +235,8 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
             server = choose_server(got.report.servers, options["start"])
         except LookupError as error:
             raise click.UsageError(f"{error.args[0]}.") from error
+        _same_version(options["framework_version"], server)
+        _same_card(options, server)
     engine = server.framework if server is not None else options["framework"]
     _check(options, engine, server)
     found = _architecture(server, options)
@@ -183,6 +248,7 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         found.architecture,
         found.how,
         gpu.amount if gpu is not None else None,
+        gpu.label if gpu is not None else None,
     )
     try:
         plan = make_plan(server, options["settings"], target, facts)
@@ -190,6 +256,7 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         plan = refused(server, options["settings"], target, facts, error)
     if plan.after is not None:
         _agree(target, options["settings"], plan.after.capacity.slots_per_request)
+        _heard(target, options["settings"], plan)
     _write(plan, inputs, (*sources, model), options)
     if problems:
         return app.UNREADABLE
