@@ -248,6 +248,15 @@ def test_what_can_not_be_read_exits_4(run, tmp_path):
     assert code == 4 and "not JSON" in err
 
 
+def test_a_config_that_can_not_be_read_leaves_a_document_without_a_plan(run, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    for args in ((*BARE, "--set", "pool_bytes=1GiB"), (DEMO, "--context", "1k")):
+        code, out, err = run(*args, "--model-config", "config.json", "--format", "json")
+        found = document(out)
+        assert code == 4 and found["plan"] is None and "not JSON" in err
+        assert found["sources"][-1] == {"name": "model", "status": "unavailable", "reason": "config.json: not JSON"}
+
+
 def test_ranges_stand_in_the_table_and_ascii_does():
     out = render(Plan("vllm", "0.33.0", not_modelled=("because",)), Style(unicode=False))
     assert "Nothing could be planned: because." in out and out.isascii()

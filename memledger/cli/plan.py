@@ -239,7 +239,12 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         _same_card(options, server)
     engine = server.framework if server is not None else options["framework"]
     _check(options, engine, server)
-    found = _architecture(server, options)
+    try:
+        found = _architecture(server, options)
+    except ConfigUnreadableError as error:
+        if options["format_"] == "json":
+            _write(None, inputs, (*sources, Source("model", "unavailable", error.message.removesuffix("."))), options)
+        raise
     model = Source("model", "ok" if found.architecture is not None else "unavailable", found.how)
     gpu = options["gpu"]
     facts = Facts(
