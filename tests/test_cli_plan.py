@@ -174,6 +174,7 @@ def test_a_model_of_the_table_and_a_card(run):
         ),
         ((DEMO, "--context", "8k", "--framework-version", "0.5.9"), "contradicts the log, which is of 0.5.18"),
         ((DEMO, "--context", "8k", "--framework-version", "newest"), "'newest' is no version"),
+        ((DEMO, "--context", "8k", "--framework-version", "0.5zzz"), "'0.5zzz' is no version"),
         ((DEMO, "--context", "8k", "--gpu", "a100-40"), "more free memory than that card has"),
         ((DEMO, "--set", "kv_cache_dtype=int4"), "none of auto, bf16, bfloat16, fp8_e4m3"),
         ((*BARE, "--model", "Qwen3.5-27B", "--set", "kv_cache_dtype=int4"), "none of auto, bfloat16, float16, fp8"),
@@ -214,6 +215,21 @@ def test_requests_longer_than_the_model_do_not_do(run, config):
 def test_lengths_past_the_log_with_an_unknown_model_are_assumed(run):
     out = run(DEMO, "--context", "512k")[1]
     assert "assumed that the model takes 524,288 tokens; the log's longest is 262,144" in " ".join(out.split())
+
+
+def test_with_data_parallelism_the_flags_are_totals(run):
+    args = ("--framework", "sglang", "--framework-version", "0.5.23.post1", "--model", "Qwen3.5-27B", "--gpu", "h200")
+    load = ("--concurrency", "4", "--context", "16k", "--set", "max_running_requests=8", "--set", "tp_size=2")
+    assert run(*args, *load)[0] == 2
+    assert run(*args, *load, "--set", "dp_size=2", "--set", "dp_attention=on")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "version", ["0.33.0", "v0.33.0", "0.33.0rc1", "0.33.0.dev12+gabc123.cu129", "0.33.0+cu130", "0.33.0+abc1"]
+)
+def test_versions_as_engines_print_them(run, config, version):
+    args = ("--framework", "vllm", "--framework-version", version, "--model-config", config)
+    assert run(*args, "--set", "pool_bytes=40GiB")[0] == 0
 
 
 def test_the_cards_of_a_log_are_named(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from memledger.model.find import Found
     from memledger.plan_values import Plan, Target
 
+_VERSION = re.compile(r"v?[0-9]{1,4}(?:\.[0-9]{1,8}){1,3}(?:(?:[.-]?(?:a|b|rc|post|dev)|\+)[0-9A-Za-z.+-]{0,60})?")
+"""A version as Python packages and git tags have it; what follows the release is not read."""
 _ROUNDING = 2**24
 """Bytes by which a reading printed in GiB with two decimals may be off, and some."""
 
@@ -70,7 +73,7 @@ def _total(ctx: click.Context, param: click.Parameter, value: str | None) -> Tot
 def _version(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     from memledger.model.versions import release
 
-    if value is None or (len(value) <= 80 and value.isascii() and release(value) is not None):
+    if value is None or (_VERSION.fullmatch(value) and release(value) is not None):
         return value
     raise click.BadParameter(f"{_shown(value)!r} is no version, such as 0.5.23.")
 
@@ -165,9 +168,14 @@ def _agree(target: Target, settings: dict[str, Any], slots_each: int | None = No
         )
 
 
-def _heard(target: Target, settings: dict[str, Any], plan: Plan) -> None:
-    """Refuse settings that the smallest reservation for a load replaces."""
+def _heard(target: Target, effective: dict[str, Any], settings: dict[str, Any], plan: Plan) -> None:
+    """Refuse settings that the smallest reservation for a load replaces.
+
+    With data parallelism the flags are totals and the plan's capacities of one engine, so they are not compared.
+    """
     if target.concurrency is None or plan.after is None or plan.feasible is False:
+        return
+    if (effective.get("dp_size") or 1) > 1:
         return
     for name in ("max_running_requests", "state_slots"):
         wanted, given = settings.get(name), getattr(plan.after.capacity, name)
@@ -261,7 +269,9 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         plan = refused(server, options["settings"], target, facts, error)
     if plan.after is not None:
         _agree(target, options["settings"], plan.after.capacity.slots_per_request)
-        _heard(target, options["settings"], plan)
+        _heard(
+            target, {**(server.config if server is not None else {}), **options["settings"]}, options["settings"], plan
+        )
     _write(plan, inputs, (*sources, model), options)
     if problems:
         return app.UNREADABLE
