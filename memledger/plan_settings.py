@@ -169,6 +169,7 @@ def check(settings: Mapping[str, Any], framework: str, config: Mapping[str, Any]
         ValueError: it would refuse one; the message names what it takes.
     """
     taken = {"kv_cache_dtype": _KV_TYPES[framework], "state_dtype": _STATE_TYPES}
+    taken |= {"state_cache_mode": ("none", "align", "all")} if framework == "vllm" else {}
     for name, accepted in taken.items():
         if name in settings and settings[name] not in accepted:
             raise ValueError(f"{name}: {settings[name]!r} is none of {', '.join(accepted)}")

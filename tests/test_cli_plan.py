@@ -178,6 +178,7 @@ def test_a_model_of_the_table_and_a_card(run):
         ((DEMO, "--context", "8k", "--gpu", "a100-40"), "more free memory than that card has"),
         ((DEMO, "--set", "kv_cache_dtype=int4"), "none of auto, bf16, bfloat16, fp8_e4m3"),
         ((*BARE, "--model", "Qwen3.5-27B", "--set", "kv_cache_dtype=int4"), "none of auto, bfloat16, float16, fp8"),
+        ((*BARE, "--model", "Qwen3.5-27B", "--set", "state_cache_mode=some"), "none of none, align, all"),
         ((DEMO, "--set", "state_dtype=int8"), "none of float32, bfloat16, float16"),
         ((DEMO, "--set", "memory_fraction=1.5"), "at most 1"),
         ((DEMO, "--set", "memory_fraction=٠.٩"), "positive number"),
@@ -210,6 +211,7 @@ def test_requests_longer_than_the_model_do_not_do(run, config):
     said = " ".join(out.split())
     assert "1 request of 524,288 tokens at once can't be served." in said
     assert said.count("longer than the model's 262,144 positions: the engines refuse it unless overridden") == 2
+    assert run(*args[:-3], "--set", "context_length=512k")[0] == 1
 
 
 def test_lengths_past_the_log_with_an_unknown_model_are_assumed(run):
