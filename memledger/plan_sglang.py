@@ -18,7 +18,7 @@ from memledger.model.sglang_rules import NEWEST, Version, dotted, version_of
 from memledger.model.sglang_state import Speculation
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, sglang_flags, unmodelled
-from memledger.plan_values import CAPACITIES, Change, Plan, Side, Target, change, spread
+from memledger.plan_values import CAPACITIES, Change, Plan, Side, Target, change, change_of, open_ends, spread
 from memledger.plan_values import words as listed
 from memledger.units import GIB, Amount
 
@@ -146,9 +146,9 @@ def from_log(
             architecture=how,
             before=before,
             after=after,
-            change=change(before, after),
+            change=change_of(draws, before, after),
         ),
-        solved[0],
+        solved,
         wanted,
         target,
         tokens,
@@ -577,14 +577,15 @@ def side(sizing: Sizing, others: Mapping[str, int], tokens: int | None, speculat
 
 def _finish(
     plan: Plan,
-    solved: Solved,
+    every: list[Solved],
     settings: Mapping[str, Any],
     target: Target,
     tokens: int | None,
     assumptions: list[str],
     not_modelled: list[str],
 ) -> Plan:
-    """The plan with its flags, what binds, and whether the target is met."""
+    """The plan with its flags, what binds, and whether the target is met; `every`: the likeliest first."""
+    solved = every[0]
     after, found, server = solved.after, solved.smallest, solved.server
     given, missing = sglang_flags(settings, after.versions)
     not_modelled += missing
@@ -602,7 +603,9 @@ def _finish(
         available = _budget(server)
         not_modelled += found.notes
         if feasible is False:
-            instead = _instead(server, target, needed, available)
+            # What would do must do at the least budget that is possible.
+            least = min(every, key=lambda one: _budget(one.server) or 0)
+            instead = _instead(least.server, target, needed, _budget(least.server))
             binding = binding or ("kv_tokens",)
         assumptions.append("every request is taken to be that long at the same time, no prefix shared")
     if after.prefix is not None and after.prefix.slots_per_prefix and after.spare_slots is not None:
@@ -623,6 +626,10 @@ def _finish(
         smallest=smallest,
         needed_bytes=needed,
         available_bytes=available,
+        ranges=open_ends(
+            needed_bytes=[one.smallest.needed if one.smallest is not None else None for one in every],
+            available_bytes=[_budget(one.server) for one in every] if available is not None else [],
+        ),
         flags=flags,
         feasible=feasible,
         instead=tuple(instead),
@@ -729,7 +736,7 @@ def without_log(
     flags_of = {name: value for name, value in wanted.items() if name != "pool_bytes"}
     plan = _finish(
         Plan("sglang", version, architecture.name, architecture=how or architecture.source, after=after),
-        solved[0],
+        solved,
         flags_of,
         target,
         tokens,

@@ -56,10 +56,14 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """After minus before: bytes by account, and capacities in their own units; what does not change is left out."""
+    """After minus before: bytes by account, and capacities in their own units; what does not change is left out.
+
+    `ranges`: lowest and highest change of a figure that an input leaves open.
+    """
 
     accounts: dict[str, int] = {}
     capacity: dict[str, float] = {}
+    ranges: dict[str, tuple[float, float]] = {}
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -68,7 +72,8 @@ class Plan(msgspec.Struct, frozen=True):
     * `inputs`: settings, target and facts that were given; `architecture`: where the model's shapes come from.
     * `before`: as logged (null without a log); `after`: with the flags; `change`: their difference.
     * `smallest`: the least pools that serve the target, as if nothing else were reserved; `needed_bytes`: what they take of
-      the budget, `available_bytes`: what there is for pools (null where not known).
+      the budget, `available_bytes`: what there is for pools (null where not known); `ranges`: lowest and highest of the
+      two, by name, where an input leaves them open.
     * `feasible`: whether the server starts and serves the target; null where that is not known. `instead`: what would do.
     * `binding_limit`: the capacities that bind the number of requests, by name.
     """
@@ -84,6 +89,7 @@ class Plan(msgspec.Struct, frozen=True):
     smallest: Side | None = None
     needed_bytes: int | None = None
     available_bytes: int | None = None
+    ranges: dict[str, tuple[float, float]] = {}
     flags: tuple[str, ...] = ()
     feasible: bool | None = None
     instead: tuple[str, ...] = ()
@@ -121,6 +127,28 @@ def change(before: Side | None, after: Side | None) -> Change:
         moved_requests = now.requests - was.requests
         capacity |= {"concurrency": moved_requests} if moved_requests else {}
     return Change(accounts, capacity)
+
+
+def change_of(pairs: list[tuple[Side, Side]], before: Side, after: Side) -> Change:
+    """What differs between two sides, and how far the changes of the pairs that may be true instead reach."""
+    first = change(before, after)
+    others = [change(one, other) for one, other in pairs]
+    ranges: dict[str, tuple[float, float]] = {}
+    for name in first.accounts | first.capacity:
+        moved = [one.accounts.get(name, one.capacity.get(name, 0)) for one in others]
+        if min(moved) != max(moved):
+            ranges[name] = (min(moved), max(moved))
+    return msgspec.structs.replace(first, ranges=ranges)
+
+
+def open_ends(**values: list[int | None]) -> dict[str, tuple[float, float]]:
+    """Lowest and highest of figures by name, where every value is known and they differ."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, each in values.items():
+        known = [value for value in each if value is not None]
+        if known and len(known) == len(each) and min(known) != max(known):
+            found[name] = (min(known), max(known))
+    return found
 
 
 def spread(sides: list[Side]) -> dict[str, tuple[float, float]]:

@@ -25,7 +25,7 @@ from memledger.model.vllm import Pool, Settings
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, unmodelled, vllm_flags
 from memledger.plan_sglang import largest, merged, parallel, resharded
-from memledger.plan_values import Plan, Side, Target, change, spread
+from memledger.plan_values import Plan, Side, Target, change_of, open_ends, spread
 from memledger.units import GIB, Amount
 
 KERNEL_BLOCK: Final = 16
@@ -198,20 +198,28 @@ def from_log(
                 have,
             )
         )
-    before, after, have = draws[0]
-    if set(wanted) & {"tp_size", "pp_size"} and "weights/model" in others:
-        held = resharded(others["weights/model"], architecture, _sizes(config), _sizes(asked), "vllm")
-        after.accounts["weights/model"] = held
-    for one, other in itertools.permutations((before, after)):
-        for name in other.accounts:
-            one.accounts.setdefault(name, 0)
     now = rank.gpu.total_bytes or (total.bytes if total is not None else 0)
-    _give_back(before, after, wanted.get("gpu_total_bytes", now) - now)
+    for before, after, _ in draws:
+        if set(wanted) & {"tp_size", "pp_size"} and "weights/model" in others:
+            held = resharded(others["weights/model"], architecture, _sizes(config), _sizes(asked), "vllm")
+            after.accounts["weights/model"] = held
+        for one, other in itertools.permutations((before, after)):
+            for name in other.accounts:
+                one.accounts.setdefault(name, 0)
+        _give_back(before, after, wanted.get("gpu_total_bytes", now) - now)
+    before, after, have = draws[0]
     before = msgspec.structs.replace(before, ranges=spread([draw[0] for draw in draws]))
     after = msgspec.structs.replace(after, ranges=spread([draw[1] for draw in draws]))
     outside = rank.budget.static_bytes - logged.available if rank.budget.static_bytes is not None else None
     made = Plan(
-        "vllm", version, server.model, architecture=how, before=before, after=after, change=change(before, after)
+        "vllm",
+        version,
+        server.model,
+        architecture=how,
+        before=before,
+        after=after,
+        change=change_of([(one, other) for one, other, _ in draws], before, after),
+        ranges=open_ends(available_bytes=[size for _, _, size in draws]),
     )
     return _finish(
         made, after_pool, have, wanted, asked, target, assumptions, not_modelled,
@@ -655,9 +663,14 @@ def without_log(
     made = Plan("vllm", version, architecture.name, architecture=how or architecture.source, after=after)
     ends: list[int | None] = [*available] if available else [None]
     plans = [_finish(made, pool, size, wanted, asked, target, list(assumptions), list(not_modelled)) for size in ends]
+    # What would do must do at the least pool that is possible.
+    least = min(plans, key=lambda plan: plan.available_bytes or 0)
+    found = msgspec.structs.replace(
+        plans[0], instead=least.instead, ranges=open_ends(available_bytes=[plan.available_bytes for plan in plans])
+    )
     if len({plan.feasible for plan in plans}) > 1:
-        return msgspec.structs.replace(plans[0], feasible=None)
-    return plans[0]
+        return msgspec.structs.replace(found, feasible=None)
+    return found
 
 
 def _defaults(pool: Pool, architecture: Architecture, wanted: Mapping[str, Any]) -> list[str]:

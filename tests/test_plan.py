@@ -19,6 +19,7 @@ from memledger.plan_sglang import merged
 from memledger.plan_values import Side, change, spread
 from memledger.report.plan_text import render
 from memledger.units import GIB, Amount
+from memledger.words import gib_about
 
 DATA = Path(__file__).parent / "data"
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -197,6 +198,10 @@ def test_figures_of_the_log_alone_are_ranges():
     low, high = plan.after.ranges["kv_tokens"]
     assert low < plan.after.capacity.kv_tokens < high
     assert any("rounded" in text for text in plan.assumptions)
+    less, more = plan.change.ranges["kv_tokens"]
+    assert less < plan.change.capacity["kv_tokens"] < more
+    assert f"{less:+,} to {more:+,}" in render(plan)
+    assert "state_slots" not in plan.change.ranges, "exact"
 
 
 def cut_short(name, **config):
@@ -294,6 +299,20 @@ def test_a_card_gives_ranges_and_names_what_was_assumed(framework, version):
     assert plan.after.ranges["weights/model"][0] < plan.after.ranges["weights/model"][1]
     assert any("weights" in text and "modelled" in text for text in plan.assumptions)
     assert plan.inputs["gpu_total_bytes"] == round(139.8 * GIB)
+
+
+@pytest.mark.parametrize(("framework", "version"), [("sglang", "0.5.23"), ("vllm", "0.33.0")])
+def test_what_an_assumed_budget_holds_is_said_as_a_range_and_what_fits_fits_its_least(framework, version):
+    card = Amount(80 * GIB)
+    plan = bare(framework, version, "Qwen3.5-27B", card, Target(400, 131072))
+    low, high = plan.ranges["available_bytes"]
+    assert low < plan.available_bytes < high and plan.feasible is False
+    ends = (gib_about(int(low)).removesuffix(" GiB"), gib_about(int(high)))
+    assert f"there are {ends[0]} to {ends[1]}" in render(plan).replace("\n", " ")
+    requests = int(plan.instead[0].split()[0])
+    least = {"pool_bytes": int(low)}
+    assert bare(framework, version, "Qwen3.5-27B", None, Target(requests, 131072), **least).feasible is True
+    assert bare(framework, version, "Qwen3.5-27B", None, Target(requests + 1, 131072), **least).feasible is False
 
 
 def test_weights_larger_than_the_card_are_refused():

@@ -50,8 +50,9 @@ def answer(plan: Plan) -> str:
     load = _load(plan)
     if plan.after is None:
         return f"Nothing could be planned: {'; '.join(plan.not_modelled)}."
-    needed = f"it takes {words.gib_about(plan.needed_bytes)} of pools" if plan.needed_bytes is not None else None
-    there = f"there are {words.gib_about(plan.available_bytes)}" if plan.available_bytes is not None else None
+    takes, has = (_size(plan, name) for name in ("needed_bytes", "available_bytes"))
+    needed = f"it takes {takes} of pools" if takes else None
+    there = f"there are {has}" if has else None
     if plan.feasible is False:
         if plan.needed_bytes is None:
             needed = there = None
@@ -73,6 +74,15 @@ def answer(plan: Plan) -> str:
         return f"{text} {rest[0].upper()}{rest[1:]}." if rest else text
     text = _effect(plan)
     return f"{flags}: {text}" if flags else text[0].upper() + text[1:]
+
+
+def _size(plan: Plan, name: str) -> str | None:
+    """A size of the plan for a sentence, as a range where it is one; None where it is not known."""
+    value: int | None = getattr(plan, name)
+    if value is None:
+        return None
+    low, high = (words.gib_about(int(end)) for end in plan.ranges.get(name, (value, value)))
+    return low if low == high else f"{low.removesuffix(' GiB')} to {high}"
 
 
 def _would_not_start(after: Side) -> str:
@@ -108,7 +118,9 @@ def _effect(plan: Plan) -> str:
                 unknown.append(_CAPACITY_WORDS[name])
             continue
         if old is not None and old != new:
-            parts.append(f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]} instead of {old:,}")
+            parts.append(
+                f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]} instead of {_was(plan, name, old)}"
+            )
         elif old is None:
             parts.append(f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]}")
     if unknown:
@@ -120,6 +132,23 @@ def _effect(plan: Plan) -> str:
     return f"{', '.join(parts)}."
 
 
+def _was(plan: Plan, name: str, old: int) -> str:
+    return _cell(name, old, plan.before, size=False) if plan.before is not None else words.count(old)
+
+
+def _moved(plan: Plan, name: str, *, size: bool) -> str:
+    """The change of a figure, as a range where it is one; nothing where there is none or it is not known."""
+    moved = plan.change.accounts.get(name) if size else plan.change.capacity.get(name)
+    if moved is None:
+        return ""
+    low, high = (
+        words.signed_gib(int(end)) if size else f"{round(end, 2):+,.12g}"
+        for end in plan.change.ranges.get(name, (moved, moved))
+    )
+    shown = low if low == high else f"{low} to {high}"
+    return "" if shown == "0.00" else shown
+
+
 def _table(plan: Plan) -> list[str]:
     after, before = plan.after, plan.before
     assert after is not None
@@ -129,11 +158,11 @@ def _table(plan: Plan) -> list[str]:
     for name in sorted(dict.fromkeys(names), key=_order):
         sizes = (before.accounts.get(name) if before is not None else 0, after.accounts.get(name))
         if any(abs(size or 0) >= SMALLEST for size in sizes):
-            rows.append(_row(name, *sizes, after, before, size=True))
+            rows.append(_row(plan, name, *sizes, size=True))
     for name in CAPACITIES:
         counts = (getattr(before.capacity, name) if before is not None else None, getattr(after.capacity, name))
         if counts != (None, None):
-            rows.append(_row(name, *counts, after, before, size=False))
+            rows.append(_row(plan, name, *counts, size=False))
     length, requests = after.capacity.concurrency.tokens_per_request, after.concurrency
     if requests is not None and length is not None:
         low, high = after.ranges.get("concurrency", (requests, requests))
@@ -143,8 +172,7 @@ def _table(plan: Plan) -> list[str]:
             same = before.capacity.concurrency.tokens_per_request == length
             was = before.concurrency if same else None
             row.insert(1, "" if was is None else words.count(round(was, 2)))
-            moved = 0 if was is None else round(requests - was, 2)
-            row.append(f"{moved:+g}" if moved else "")
+            row.append(_moved(plan, "concurrency", size=False))
         rows.append(row)
     text = tabulate(
         rows,
@@ -162,14 +190,14 @@ def _order(name: str) -> int:
     return ACCOUNTS.index(name) if name in ACCOUNTS else len(ACCOUNTS)
 
 
-def _row(name: str, old: int | None, new: int | None, after: Side, before: Side | None, *, size: bool) -> list[str]:
+def _row(plan: Plan, name: str, old: int | None, new: int | None, *, size: bool) -> list[str]:
+    after, before = plan.after, plan.before
+    assert after is not None
     label = name if size else _CAPACITY_WORDS[name]
     row = [label, _cell(name, new, after, size=size)]
     if before is not None:
         row.insert(1, _cell(name, old, before, size=size))
-        moved = (new or 0) - (old or 0) if new is not None and old is not None else 0
-        shown = "" if not moved else words.signed_gib(moved) if size else f"{moved:+,}"
-        row.append("" if shown == "0.00" else shown)
+        row.append(_moved(plan, name, size=size))
     return row
 
 
