@@ -122,6 +122,7 @@ def from_log(
     ]
     tokens = target.context or wanted.get("context_length") or variants[0].context_length
     others = _other_entries(rank)
+    assumptions += negative(others)
     larger = wanted["gpu_total_bytes"] - (rank.gpu.total_bytes or 0) if "gpu_total_bytes" in wanted else 0
     draws = [
         _sides(msgspec.structs.replace(one, after=after), others, tokens, wanted, server.config, architecture, larger)
@@ -158,7 +159,30 @@ def from_log(
     if lost and made.smallest is None:
         made = msgspec.structs.replace(made, feasible=None)
     # The pools are taken from what is free: below nothing, such a server dies as it starts.
-    return msgspec.structs.replace(made, feasible=False) if after.accounts.get("free", 0) < 0 else made
+    free = after.accounts.get("free", 0)
+    least, most = after.ranges.get("free", (free, free))
+    if most < 0:
+        return _too_large(made)
+    return msgspec.structs.replace(made, feasible=None) if least < 0 and made.feasible else made
+
+
+def _too_large(plan: Plan) -> Plan:
+    """A plan whose pools take more than is free: what they take and what there is instead of a negative rest."""
+    assert plan.after is not None
+    pools = sum(plan.after.under(name) for name in ("kv_cache", "recurrent_state", "request_tables"))
+    accounts, moved = dict(plan.after.accounts), dict(plan.change.accounts)
+    free = accounts.pop("free")
+    moved.pop("free", None)
+    ranges = {name: ends for name, ends in plan.after.ranges.items() if name != "free"}
+    return msgspec.structs.replace(
+        plan,
+        after=msgspec.structs.replace(plan.after, accounts=accounts, ranges=ranges),
+        change=Change(moved, plan.change.capacity, {k: v for k, v in plan.change.ranges.items() if k != "free"}),
+        needed_bytes=pools,
+        available_bytes=pools + free,
+        ranges={},
+        feasible=False,
+    )
 
 
 def _rank(server: Server) -> Rank:
@@ -477,6 +501,11 @@ def _other_entries(rank: Rank) -> dict[str, int]:
         if not name.startswith((*_POOLS, "host/")):
             found[name] = found.get(name, 0) + item.bytes
     return found
+
+
+def negative(entries: Mapping[str, int]) -> list[str]:
+    """Remarks on entries that the log prints as negative."""
+    return [f"{name} is printed as negative in the log, and carried as it is" for name in entries if entries[name] < 0]
 
 
 def _sides(

@@ -24,7 +24,7 @@ from memledger.model.versions import Release
 from memledger.model.vllm import Pool, Settings
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, unmodelled, vllm_flags
-from memledger.plan_sglang import largest, merged, parallel, resharded
+from memledger.plan_sglang import largest, merged, negative, parallel, resharded
 from memledger.plan_values import Plan, Side, Target, change_of, open_ends, spread
 from memledger.units import GIB, Amount
 
@@ -179,9 +179,15 @@ def from_log(
         asked_length = length if target.concurrency else asked["context_length"]
         after_pool = make_pool(architecture, asked, version, asked_length, logged.guess, rank.gpu.total_bytes)
     others = _other_entries(rank)
+    assumptions += negative(others)
     draws = []
     for number, size in _ends(logged):
         have = wanted["pool_bytes"] if "pool_bytes" in wanted else size + more
+        if have <= 0:
+            raise NotModelledError(
+                "the server would not start: these settings leave nothing for the pool, whose budget would be short by "
+                f"{words.gib_about(-have)}"
+            )
         draws.append(
             (
                 _side(logged.pool, number, size, architecture, config, version, others, target.context),

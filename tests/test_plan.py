@@ -175,7 +175,13 @@ def test_without_a_release_every_one_is_in_the_range():
 
 def test_pools_larger_than_what_is_free_do_not_start():
     plan = demo(memory_fraction=0.99)
-    assert plan.after.accounts["free"] < 0 and plan.feasible is False
+    assert plan.feasible is False
+    assert "free" not in plan.after.accounts and "free" not in plan.change.accounts
+    pools = sum(plan.after.under(name) for name in ("kv_cache", "recurrent_state", "request_tables"))
+    assert plan.needed_bytes == pools > plan.available_bytes > plan.before.accounts["free"]
+    text = render(plan)
+    assert "would not start: the pools would take more than there is" in text.replace("\n", " ")
+    assert re.search(r"free +\S+ +none\n", text)
 
 
 def test_another_card_changes_the_budget_by_its_fraction_and_the_rest_is_free():
@@ -265,6 +271,29 @@ def test_the_smallest_vllm_pool_serves_and_one_block_less_does_not():
     block = plan.needed_bytes // plan.smallest.capacity.kv_blocks
     assert hybrid_27b("vllm-0.25-hybrid", Target(4, 65536), pool_bytes=plan.needed_bytes).feasible is True
     assert hybrid_27b("vllm-0.25-hybrid", Target(4, 65536), pool_bytes=plan.needed_bytes - block).feasible is False
+
+
+def test_settings_that_leave_nothing_for_the_pool_are_refused():
+    server = logged("vllm-0.25-hybrid")
+    server = msgspec.structs.replace(server, config={**server.config, "memory_fraction": 0.9})
+    facts = Facts("vllm", None, architecture("Qwen3.5-27B"), "the table", Amount(96 * GIB))
+    with pytest.raises(
+        NotModelledError, match=r"would not start: these settings leave nothing .* short by [0-9.]+ GiB"
+    ):
+        make_plan(server, {"memory_fraction": 0.01}, Target(), facts)
+
+
+def test_what_the_log_prints_as_negative_is_carried_with_a_remark():
+    server = logged("vllm-0.25-hybrid")
+    (rank,) = server.ranks
+    entries = tuple(
+        msgspec.structs.replace(e, bytes=-e.bytes) if e.account.startswith("cuda_graphs") else e for e in rank.entries
+    )
+    server = msgspec.structs.replace(server, ranks=(msgspec.structs.replace(rank, entries=entries),))
+    facts = Facts("vllm", None, architecture("Qwen3.5-27B"), "the table")
+    plan = make_plan(server, {"context_length": 32768}, Target(), facts)
+    (name,) = [name for name, size in plan.after.accounts.items() if size < 0]
+    assert f"{name} is printed as negative in the log, and carried as it is" in plan.assumptions
 
 
 def test_vllm_needs_the_layers():

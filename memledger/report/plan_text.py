@@ -56,7 +56,7 @@ def answer(plan: Plan) -> str:
     if plan.feasible is False:
         if plan.needed_bytes is None:
             needed = there = None
-        what = f"{load} can't be served" if load else _would_not_start(plan.after)
+        what = f"{load} can't be served" if load else _would_not_start(plan)
         short = "; ".join(filter(None, (needed, there)))
         instead = f" What fits: {'; '.join(plan.instead)}." if plan.instead else ""
         return f"{what}{': ' + short if short else ''}.{instead}"
@@ -85,11 +85,18 @@ def _size(plan: Plan, name: str) -> str | None:
     return low if low == high else f"{low.removesuffix(' GiB')} to {high}"
 
 
-def _would_not_start(after: Side) -> str:
-    free = after.accounts.get("free", 0)
-    if free < 0:
-        return f"The server would not start: the pools would take {words.gib_about(-free)} more than there is"
+def _would_not_start(plan: Plan) -> str:
+    if _no_room(plan):
+        return "The server would not start: the pools would take more than there is"
     return "The server would not start: one request of the longest length does not fit"
+
+
+def _no_room(plan: Plan) -> bool:
+    """Whether the pools would take more than is free: then nothing is left to be free."""
+    before, after = plan.before, plan.after
+    return bool(
+        plan.feasible is False and before and after and "free" in before.accounts.keys() - after.accounts.keys()
+    )
 
 
 def _load(plan: Plan) -> str | None:
@@ -194,7 +201,7 @@ def _row(plan: Plan, name: str, old: int | None, new: int | None, *, size: bool)
     after, before = plan.after, plan.before
     assert after is not None
     label = name if size else _CAPACITY_WORDS[name]
-    row = [label, _cell(name, new, after, size=size)]
+    row = [label, "none" if name == "free" and _no_room(plan) else _cell(name, new, after, size=size)]
     if before is not None:
         row.insert(1, _cell(name, old, before, size=size))
         row.append(_moved(plan, name, size=size))
