@@ -14,7 +14,7 @@ from memledger.model.architecture import Architecture, NotModelledError, Paralle
 from memledger.model.dtypes import normal_name
 from memledger.model.sglang import SglangServer, Sizing
 from memledger.model.sglang_plan import Smallest
-from memledger.model.sglang_rules import NEWEST, Version, dotted, version_of
+from memledger.model.sglang_rules import NEWEST, Version, dotted, slots_flag_works, version_of
 from memledger.model.sglang_state import Speculation
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, sglang_flags, unmodelled
@@ -616,6 +616,12 @@ def _finish(
     """The plan with its flags, what binds, and whether the target is met; `every`: the likeliest first."""
     solved = every[0]
     after, found, server = solved.after, solved.smallest, solved.server
+    if settings.get("state_slots") is not None and not all(
+        slots_flag_works(v, radix_cache=server.radix) for v in after.versions
+    ):
+        raise NotModelledError(
+            "0.5.4 to 0.5.6 ignore --max-mamba-cache-size while the radix cache is on; add --set prefix_caching=off"
+        )
     given, missing = sglang_flags(settings, after.versions)
     not_modelled += missing
     draft = server.speculation.draft_tokens if server.speculation is not None else 0

@@ -182,6 +182,9 @@ def test_pools_larger_than_what_is_free_do_not_start():
     text = render(plan)
     assert "would not start: the pools would take more than there is" in text.replace("\n", " ")
     assert re.search(r"free +\S+ +none\n", text)
+    loaded = render(demo(Target(4, 8192), memory_fraction=0.99))
+    assert "would not start: the pools would take more than there is" in loaded.replace("\n", " ")
+    assert "\nsmallest" not in loaded, "what the load needs is not what the pools take"
 
 
 def test_another_card_changes_the_budget_by_its_fraction_and_the_rest_is_free():

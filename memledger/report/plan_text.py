@@ -56,7 +56,7 @@ def answer(plan: Plan) -> str:
     if plan.feasible is False:
         if plan.needed_bytes is None:
             needed = there = None
-        what = f"{load} can't be served" if load else _would_not_start(plan)
+        what = f"{load} can't be served" if load and not _no_room(plan) else _would_not_start(plan)
         short = "; ".join(filter(None, (needed, there)))
         instead = f" What fits: {'; '.join(plan.instead)}." if plan.instead else ""
         return f"{what}{': ' + short if short else ''}.{instead}"
@@ -88,6 +88,8 @@ def _size(plan: Plan, name: str) -> str | None:
 def _would_not_start(plan: Plan) -> str:
     if _no_room(plan):
         return "The server would not start: the pools would take more than there is"
+    if plan.instead and plan.needed_bytes is None:
+        return "The server can't serve with these settings"
     return "The server would not start: one request of the longest length does not fit"
 
 
@@ -227,7 +229,7 @@ def _facts(plan: Plan, width: int) -> list[str]:
     if plan.binding_limit and plan.after is not None:
         names = [_CAPACITY_WORDS.get(name, name) for name in plan.binding_limit.split(", ")]
         lines += _fact("binds", ", ".join(names), width)
-    if plan.smallest is not None and plan.needed_bytes is not None:
+    if plan.smallest is not None and plan.needed_bytes is not None and not _no_room(plan):
         held = [
             f"{getattr(plan.smallest.capacity, name):,} {_CAPACITY_WORDS[name]}"
             for name in ("state_slots", "kv_tokens" if plan.framework == "sglang" else "kv_blocks")
