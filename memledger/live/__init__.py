@@ -1,0 +1,1 @@
+"""The running machine: NVML, processes and the server's own endpoints, each answered or said to be unavailable."""
