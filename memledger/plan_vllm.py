@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memledger import words
+from memledger import plan_vllm_dense, words
 from memledger.ledger import ACCOUNTS, Capacity, Concurrency, Rank, Server
 from memledger.model import vllm, vllm_facts
 from memledger.model.architecture import (
@@ -20,12 +20,13 @@ from memledger.model.architecture import (
     Parallel,
 )
 from memledger.model.state import layer_state_bytes
-from memledger.model.versions import Release
+from memledger.model.versions import Release, is_placeholder
 from memledger.model.vllm import Pool, Settings
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, unmodelled, vllm_flags
 from memledger.plan_sglang import largest, merged, negative, parallel, resharded
 from memledger.plan_values import Plan, Side, Target, change_of, open_ends, spread
+from memledger.plan_vllm_dense import Draw
 from memledger.units import GIB, Amount
 
 KERNEL_BLOCK: Final = 16
@@ -44,6 +45,8 @@ _BACKENDS: Final = {
     "triton": "TRITON_ATTN",
     "flex": "FLEX_ATTENTION",
 }
+NO_DRAFT_MODEL: Final = frozenset({"ngram", "suffix"})
+"""Methods that guess from the text alone: no draft weights, no draft KV."""
 _EXPORTING: Final = {GatedDeltaNet: "flashinfer", KimiDeltaAttention: "flashkda"}
 
 
@@ -78,8 +81,8 @@ def make_pool(
         in_flight_tokens=vllm_facts.in_flight_tokens(at, batched, guess.batches),
         decode_context_parallel=config.get("dcp_size") or 1,
     )
-    if draft_tokens and method not in {"mtp", "ngram", "suffix"} and not method.endswith("_mtp"):
-        raise NotModelledError(f"speculative decoding by {method}: the draft model's layers are not known")
+    if (unknown := _unknown_draft(config, architecture)) is not None:
+        raise NotModelledError(unknown)
     told = config.get("state_checkpoint_blocks")
     pool = vllm.pool_of(
         architecture,
@@ -94,12 +97,31 @@ def make_pool(
         or _checkpointing(architecture, told)
         or guess.prefill_backend,
         draft_tokens=draft_tokens,
-        draft=bool(draft_tokens) and method not in {"ngram", "suffix"},
+        draft=bool(draft_tokens) and method not in NO_DRAFT_MODEL,
         settings=base,
     )
     if told is not None and told != pool.settings.checkpoint_blocks:
         pool = msgspec.structs.replace(pool, settings=msgspec.structs.replace(pool.settings, checkpoint_blocks=told))
     return pool
+
+
+def _unknown_draft(config: Mapping[str, Any], architecture: Architecture) -> str | None:
+    """Why the draft's layers are not known; None where they are, or where there is none."""
+    method = str(config.get("speculative_algorithm") or "mtp").lower()
+    own = method == "mtp" or method.endswith("_mtp")
+    if not config.get("speculative_draft_tokens") or method in NO_DRAFT_MODEL or config.get("draft_given"):
+        return None
+    if own and architecture.draft_layers:
+        return None
+    if own:
+        return (
+            "speculative decoding by the model's own prediction layers: its config names none "
+            "(num_nextn_predict_layers, mtp_num_hidden_layers)"
+        )
+    return (
+        f"speculative decoding by {method}: the draft model's layers share the pool and are not known; "
+        "--draft-config FILE (its config.json) would tell"
+    )
 
 
 def _checkpointing(architecture: Architecture, told: int | None) -> str | None:
@@ -151,14 +173,15 @@ def from_log(
     Raises:
         NotModelledError: the log or the architecture lacks what the arithmetic needs.
     """
-    if architecture is None:
-        raise NotModelledError(f"vLLM's pool follows from the model's layers: {how or 'no architecture'}")
-    version = version or server.framework_version
+    version = version if is_placeholder(server.framework_version) else server.framework_version
     if version is None:
-        raise NotModelledError(
-            "the vLLM version is not in the log, and its pool differs by version: --framework-version N"
+        built = (
+            f"is a build without a release ({server.framework_version})"
+            if server.framework_version
+            else "is not in the log"
         )
-    at = vllm.modelled_release(version)
+        raise NotModelledError(f"the vLLM version {built}, and its pool differs by version: --framework-version N")
+    at = plan_vllm_dense.release_of(version)
     rank = _rank(server)
     assumptions: list[str] = []
     not_modelled = list(unmodelled(settings))
@@ -166,78 +189,167 @@ def from_log(
     if "context_length" not in config and rank.capacity.concurrency.tokens_per_request:
         config["context_length"] = rank.capacity.concurrency.tokens_per_request
     if "context_length" not in config:
-        raise NotModelledError("the longest request (max_model_len) is not in the log; a request's blocks depend on it")
-    logged = _logged(rank, architecture, config, version, assumptions)
+        raise NotModelledError(
+            "the longest request is not in the log (max_seq_len or 'Maximum concurrency for N tokens per request'); a "
+            "request's blocks depend on it"
+        )
+    readings, guess, architecture = _readings(rank, architecture, how, config, version, at, assumptions)
     wanted = _wanted(settings, at, not_modelled)
     asked = {**config, **wanted}
     asked = _consistent(asked, wanted)
     length = target.context or asked["context_length"]
-    more = _more_bytes(rank, architecture, config, wanted, total, assumptions, not_modelled)
-    after_pool = logged.pool
+    asked_length = length if target.concurrency else asked["context_length"]
     # What the user sets on the kernels wins over what the log's figures suggest.
-    if set(wanted) - {"max_running_requests", "memory_fraction", "pool_bytes", "gpu_total_bytes"} or target.concurrency:
-        asked_length = length if target.concurrency else asked["context_length"]
-        after_pool = make_pool(architecture, asked, version, asked_length, logged.guess, rank.gpu.total_bytes)
+    unchanged = not target.concurrency and not (
+        set(wanted) - {"max_running_requests", "memory_fraction", "pool_bytes", "gpu_total_bytes"}
+    )
+    if unchanged:
+        after_pools = [reading.pool for reading in readings]
+    elif architecture is None:
+        after_pools = [plan_vllm_dense.reshaped(one, config, wanted, asked_length, not_modelled) for one in readings]
+    else:
+        pool = make_pool(architecture, asked, version, asked_length, guess, rank.gpu.total_bytes)
+        after_pools = [pool] * len(readings)
+    more = _more_bytes(rank, architecture, config, wanted, total, assumptions, not_modelled)
     others = _other_entries(rank)
     assumptions += negative(others)
     draws = []
-    for number, size in _ends(logged):
-        have = wanted["pool_bytes"] if "pool_bytes" in wanted else size + more
+    for reading, after_pool in zip(readings, after_pools, strict=True):
+        have = wanted["pool_bytes"] if "pool_bytes" in wanted else reading.available + more
         if have <= 0:
             raise NotModelledError(
                 "the server would not start: these settings leave nothing for the pool, whose budget would be short by "
                 f"{words.gib_about(-have)}"
             )
+        number = reading.blocks if not wanted and not target.concurrency else None
         draws.append(
             (
-                _side(logged.pool, number, size, architecture, config, version, others, target.context),
-                _after(
-                    after_pool,
-                    have,
-                    number if not wanted and not target.concurrency else None,
-                    target,
+                _side(
+                    reading.pool,
+                    reading.blocks,
+                    reading.available,
                     architecture,
-                    asked,
+                    config,
                     version,
                     others,
+                    target.context,
                 ),
+                _after(after_pool, have, number, target, architecture, asked, version, others),
                 have,
             )
         )
     now = rank.gpu.total_bytes or (total.bytes if total is not None else 0)
+    more_card = wanted.get("gpu_total_bytes", now) - now
     for before, after, _ in draws:
-        if set(wanted) & {"tp_size", "pp_size"} and "weights/model" in others:
-            held = resharded(others["weights/model"], architecture, _sizes(config), _sizes(asked), "vllm")
-            after.accounts["weights/model"] = held
-        for one, other in itertools.permutations((before, after)):
-            for name in other.accounts:
-                one.accounts.setdefault(name, 0)
-        _give_back(before, after, wanted.get("gpu_total_bytes", now) - now)
-    before, after, have = draws[0]
+        _balance(before, after, architecture, asked=asked, config=config, wanted=wanted, larger=more_card)
+    before, after, _ = draws[0]
     before = msgspec.structs.replace(before, ranges=spread([draw[0] for draw in draws]))
     after = msgspec.structs.replace(after, ranges=spread([draw[1] for draw in draws]))
-    outside = rank.budget.static_bytes - logged.available if rank.budget.static_bytes is not None else None
     made = Plan(
         "vllm",
         version,
         server.model,
-        architecture=how,
+        architecture=how if architecture is not None else None,
         before=before,
         after=after,
         change=change_of([(one, other) for one, other, _ in draws], before, after),
-        ranges=open_ends(available_bytes=[size for _, _, size in draws]),
     )
-    return _finish(
-        made, after_pool, have, wanted, asked, target, assumptions, not_modelled,
-        total=rank.gpu.total_bytes or (total.bytes if total is not None else None), outside=outside,
-    )  # fmt: skip
+    card = rank.gpu.total_bytes or (total.bytes if total is not None else None)
+    plans = []
+    for reading, pool, (_, _, have) in zip(readings, after_pools, draws, strict=True):
+        outside = rank.budget.static_bytes - reading.available if rank.budget.static_bytes is not None else None
+        plans.append(
+            _finish(
+                made,
+                pool,
+                have,
+                wanted,
+                asked,
+                target,
+                list(assumptions),
+                list(not_modelled),
+                total=card,
+                outside=outside,
+            )
+        )
+    return _together(plans)
+
+
+def _balance(
+    before: Side,
+    after: Side,
+    architecture: Architecture | None,
+    *,
+    asked: Mapping[str, Any],
+    config: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    larger: int,
+) -> None:
+    """Weights of another sharding, 0 for what only the other side has, and what stays free."""
+    held = before.accounts.get("weights/model")
+    if architecture is not None and set(wanted) & {"tp_size", "pp_size"} and held is not None:
+        after.accounts["weights/model"] = resharded(held, architecture, _sizes(config), _sizes(asked), "vllm")
+    for one, other in itertools.permutations((before, after)):
+        for name in other.accounts:
+            one.accounts.setdefault(name, 0)
+    _give_back(before, after, larger)
+
+
+def _together(plans: list[Plan]) -> Plan:
+    """The first of the plans for the ends of what is open, with their ranges; feasible only where all of them are."""
+    # What would do must do at the least pool that is possible.
+    least = min(plans, key=lambda plan: plan.available_bytes or 0)
+    feasible = {plan.feasible for plan in plans}
+    return msgspec.structs.replace(
+        plans[0],
+        instead=least.instead,
+        feasible=plans[0].feasible if len(feasible) == 1 else None,
+        ranges=open_ends(
+            available_bytes=[plan.available_bytes for plan in plans],
+            needed_bytes=[plan.needed_bytes for plan in plans],
+        ),
+    )
+
+
+def _readings(
+    rank: Rank,
+    architecture: Architecture | None,
+    how: str | None,
+    config: Mapping[str, Any],
+    version: str,
+    at: Release,
+    assumptions: list[str],
+) -> tuple[tuple[Draw, ...], Guess, Architecture | None]:
+    """(the logged pool, what was guessed for it, the architecture); by its own figures alone where the layers don't tell."""
+    said: str | None = None
+    if architecture is None:
+        said = (how or "no architecture").partition(";")[0]
+    elif at < vllm_facts.OLDEST:
+        said = f"vLLM {version}: pool arithmetic before {vllm_facts.wording(vllm_facts.OLDEST)} is not modelled"
+    elif _unknown_draft(config, architecture):
+        said = str(_unknown_draft(config, architecture))
+    if said is None:
+        assert architecture is not None
+        logged = _logged(rank, architecture, config, version, assumptions)
+        return tuple(Draw(logged.pool, *end) for end in _ends(logged)), logged.guess, architecture
+    try:
+        found = plan_vllm_dense.dense_pool(rank, config, at, assumptions)
+    except NotModelledError as error:
+        raise NotModelledError(
+            f"vLLM's pool follows from the model's layers ({said}), and the log's own figures do not do: {error}"
+        ) from error
+    if architecture is not None:
+        assumptions.insert(0, f"the model's layers ({how}) are not used: {said}")
+    return found, Guess(), None
 
 
 def _rank(server: Server) -> Rank:
     found = [r for r in server.ranks if r.capacity.kv_tokens or any(e.account == "kv_cache/pool" for e in r.entries)]
     if not found:
         raise NotModelledError("the log shows no KV pool of this server: it ends before, or it failed before its pool")
-    return min(found, key=lambda r: r.capacity.kv_tokens or 0)
+    # All ranks have as many blocks as the one with the fewest bytes.
+    sizes = {id(r): sum(e.bytes for e in r.entries if e.account == "kv_cache/pool") for r in found}
+    return min(found, key=lambda r: (r.capacity.kv_tokens or 0, sizes[id(r)]))
 
 
 def _logged(
@@ -351,7 +463,7 @@ def _consistent(asked: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, A
 
 def _more_bytes(
     rank: Rank,
-    architecture: Architecture,
+    architecture: Architecture | None,
     config: Mapping[str, Any],
     wanted: Mapping[str, Any],
     total: Amount | None,
@@ -383,7 +495,7 @@ def _more_bytes(
             )
         more += round(card * (wanted["memory_fraction"] - fraction))
         not_modelled.append("whether what remains outside the budget suffices")
-    if set(wanted) & {"tp_size", "pp_size"}:
+    if architecture is not None and set(wanted) & {"tp_size", "pp_size"}:
         logged = sum(e.bytes for e in rank.entries if e.account == "weights/model")
         asked = {**config, **wanted}
         freed = logged - resharded(logged, architecture, _sizes(config), _sizes(asked), "vllm")
@@ -421,7 +533,7 @@ def _side(
     pool: Pool,
     number: int,
     available: int,
-    architecture: Architecture,
+    architecture: Architecture | None,
     config: Mapping[str, Any],
     version: str | None,
     others: Mapping[str, int],
@@ -450,9 +562,11 @@ def _side(
 
 
 def _accounts(
-    pool: Pool, size: int, architecture: Architecture, config: Mapping[str, Any], version: str | None
+    pool: Pool, size: int, architecture: Architecture | None, config: Mapping[str, Any], version: str | None
 ) -> dict[str, int]:
     """The pool's bytes by account; in a hybrid split for a pool full of requests of the longest length."""
+    if architecture is None:
+        return {"kv_cache/pool": size}
     states = [layer.state for layer in architecture.state_layers if layer.state is not None]
     if not states:
         return {"kv_cache/pool": size}
@@ -483,7 +597,7 @@ def _after(
     available: int,
     number: int | None,
     target: Target,
-    architecture: Architecture,
+    architecture: Architecture | None,
     asked: Mapping[str, Any],
     version: str | None,
     others: Mapping[str, int],
@@ -669,14 +783,7 @@ def without_log(
     made = Plan("vllm", version, architecture.name, architecture=how or architecture.source, after=after)
     ends: list[int | None] = [*available] if available else [None]
     plans = [_finish(made, pool, size, wanted, asked, target, list(assumptions), list(not_modelled)) for size in ends]
-    # What would do must do at the least pool that is possible.
-    least = min(plans, key=lambda plan: plan.available_bytes or 0)
-    found = msgspec.structs.replace(
-        plans[0], instead=least.instead, ranges=open_ends(available_bytes=[plan.available_bytes for plan in plans])
-    )
-    if len({plan.feasible for plan in plans}) > 1:
-        return msgspec.structs.replace(found, feasible=None)
-    return found
+    return _together(plans)
 
 
 def _defaults(pool: Pool, architecture: Architecture, wanted: Mapping[str, Any]) -> list[str]:

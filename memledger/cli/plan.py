@@ -187,10 +187,10 @@ def _heard(target: Target, effective: dict[str, Any], settings: dict[str, Any], 
 
 def _same_version(given: str | None, server: Server) -> None:
     """Refuse another version than the log's: its figures come from the engine that printed them."""
-    from memledger.model.versions import release
+    from memledger.model.versions import is_placeholder, release
 
     logged = server.framework_version
-    if given is not None and logged is not None and release(logged) not in {None, release(given)}:
+    if given is not None and logged is not None and not is_placeholder(logged) and release(logged) != release(given):
         raise click.UsageError(
             f"--framework-version {_shown(given)} contradicts the log, which is of {_shown(logged)};"
             " give it only where the log prints no version."

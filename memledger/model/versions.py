@@ -20,3 +20,12 @@ def release(version: str | None) -> Release | None:
         return None
     major, minor, patch = found.groups()
     return int(major), int(minor), int(patch or 0)
+
+
+def is_placeholder(version: str | None) -> bool:
+    """Whether a version text tells no release: none, or a build's own number (`0.1.dev15917+g0a6396b45`, `0.0.0+g1`).
+
+    Builds from a source tree without its tags get such numbers; neither engine released anything below 0.1.0 that is read here.
+    """
+    found = release(version)
+    return found is None or found < (0, 0, 1) or (found < (0, 2, 0) and "dev" in (version or ""))
