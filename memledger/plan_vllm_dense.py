@@ -154,7 +154,7 @@ def _blocks(rank: Rank, at: Release, tokens: int, block: int, length: int, assum
         return number
     if at >= GROUPS_PRINTED_SINCE:
         assumptions.append(
-            "every layer keeps every token: the log prints no group sizes, as it would for several groups"
+            "all tokens are kept by every layer: the log prints no group sizes, as it would for several groups"
         )
         return number
     if length % block:
@@ -162,7 +162,7 @@ def _blocks(rank: Rank, at: Release, tokens: int, block: int, length: int, assum
             f"the log does not show whether all layers keep every token (the line 'num_gpu_blocks is' would); {_HELPS}"
         )
     assumptions.append(
-        "every layer keeps every token: the printed tokens are whole blocks, and no line speaks of windows, state or groups "
+        "all tokens are kept by every layer: the printed tokens are whole blocks, and no line speaks of windows, state or groups "
         "(--model-config FILE would make it certain)"
     )
     return number
