@@ -93,7 +93,7 @@ def build(without: Sequence[str] = ()) -> Path:
     return _build(tuple(sorted(without)))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _build(without: tuple[str, ...]) -> Path:
     include = header()
     compiler = _compiler()
