@@ -56,7 +56,8 @@ ACCOUNTS: Final = (
 )
 """Every account of the device's ledger, in the order of a report. `host/...` accounts form a ledger of their own."""
 
-STAGES: Final = ("init", "weights", "draft_weights", "pools", "draft_pools", "warmup", "graphs", "final")
+STAGES: Final = ("init", "weights", "draft_weights", "pools", "draft_pools", "warmup", "graphs", "final", "serving")
+"""`serving` is the interval from the log's last reading to a live one; a log alone never has it."""
 
 CLOSED_SHARE: Final = 0.01
 """A ledger is closed when its residual lies within its tolerance plus this share of the opening balance."""
@@ -149,7 +150,8 @@ class Stage(msgspec.Struct, frozen=True):
 class Residual(msgspec.Struct, frozen=True):
     """Opening balance minus all entries (free memory included). Signed, never hidden, spread or clamped.
 
-    `evidence`: the lines of the opening balance; none where the log does not print it.
+    `evidence`: the lines of the opening balance; none where the log does not print it. `since_start_bytes`: the part of a live
+    residual that the rank's own process holds beyond its entries (its growth since the start, signed); the rest is nobody's.
     """
 
     base: Literal["device", "first_reading"] | None
@@ -159,6 +161,7 @@ class Residual(msgspec.Struct, frozen=True):
     opening_bytes: int | None = None
     reason: str | None = None
     evidence: tuple[Evidence, ...] = ()
+    since_start_bytes: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -358,6 +361,96 @@ class Unrecognized(msgspec.Struct, frozen=True):
     examples: tuple[Evidence, ...] = ()
 
 
+class LiveRow(msgspec.Struct, frozen=True):
+    """One row of what a machine shows. `account` is one of the tree, `server_processes`, `page_cache` or `ledger` (a rank's entries).
+
+    `detail` says whose it is: `pid`, `user`, `command`, `role`, `rank`, `started_at`, `note`.
+    """
+
+    account: str
+    bytes: int | None
+    tolerance_bytes: int
+    basis: Basis
+    detail: dict[str, Any] = {}
+
+
+class LiveGpu(msgspec.Struct, frozen=True):
+    """One device now: total = rows (free memory included) + residual."""
+
+    index: int | None = None
+    uuid: str | None = None
+    name: str | None = None
+    total_bytes: int | None = None
+    memory_call: str | None = None
+    unified_memory: bool | None = None
+    lost_bytes: int | None = None
+    rows: tuple[LiveRow, ...] = ()
+    residual: Residual = Residual(None, None, None, "open")
+    notes: tuple[str, ...] = ()
+
+
+class LiveProcess(msgspec.Struct, frozen=True):
+    """One process of the server on one device: used = ledger + CUDA context + growth since the start.
+
+    `rank` is the place in `ranks`; `matched` how the driver's process was told to be this one (`pid`, `size`, `title`).
+    `growth_bytes` is signed, `expected_bytes` what the log leaves room for (a profiled peak), where it says it.
+    """
+
+    pid: int
+    role: str = "other"
+    label: str | None = None
+    rank: int | None = None
+    gpu_index: int | None = None
+    gpu_uuid: str | None = None
+    matched: Literal["pid", "size", "title"] | None = None
+    used_bytes: int | None = None
+    rows: tuple[LiveRow, ...] = ()
+    growth_bytes: int | None = None
+    growth_tolerance_bytes: int | None = None
+    expected_bytes: int | None = None
+    zombie: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class LiveUsage(msgspec.Struct, frozen=True):
+    """What the server's own metrics say now (requests, fractions)."""
+
+    running_requests: int | None = None
+    queued_requests: int | None = None
+    kv_usage: float | None = None
+    state_usage: float | None = None
+    swa_usage: float | None = None
+    preemptions: int | None = None
+
+
+class LogCheck(msgspec.Struct, frozen=True):
+    """Whether the log is of the running process: `yes`, `no`, or `unknown`, with what was compared, in words."""
+
+    verdict: Literal["yes", "no", "unknown"]
+    reasons: tuple[str, ...] = ()
+    start: int | None = None
+    """The start of `servers` that is lined up (or, with `no`, the last one in the log)."""
+
+
+class Live(msgspec.Struct, frozen=True):
+    """A running server, or a machine's devices, lined up with the log's ledger at one moment."""
+
+    taken_at: str
+    server: int | None = None
+    """The place in `servers` of the start that was lined up; None: none was."""
+    pid: int | None = None
+    started_at: str | None = None
+    host: str | None = None
+    port: int | None = None
+    container: str | None = None
+    driver_version: str | None = None
+    log: LogCheck | None = None
+    gpus: tuple[LiveGpu, ...] = ()
+    processes: tuple[LiveProcess, ...] = ()
+    usage: LiveUsage | None = None
+    notes: tuple[str, ...] = ()
+
+
 class Report(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
     """What `memledger explain --format json` prints."""
 
@@ -366,6 +459,7 @@ class Report(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
     sources: tuple[Source, ...]
     servers: tuple[Server, ...]
     unrecognized: Unrecognized = Unrecognized()
+    live: Live | None = None
     schema_: str = "memledger/1"
 
 

@@ -38,6 +38,7 @@ STAGE_WORDS: Final = {
     "warmup": "between the pools and graph capture",
     "graphs": "during graph capture",
     "final": "after graph capture",
+    "serving": "since the start",
 }
 
 

@@ -48,6 +48,7 @@ STAGE_WORDS: Final = {
     "warmup": "between pools and capture",
     "graphs": "in graph capture",
     "final": "after capture",
+    "serving": "since the start",
 }
 _SNAPSHOT: Final = re.compile(r"[0-9a-f]{32,64}|snapshots")
 TELLING_SHARE: Final = 0.01
