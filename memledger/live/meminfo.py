@@ -71,7 +71,7 @@ def _cgroup(root: Path, pid: int | None, machine_total: int | None) -> tuple[int
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            places = (root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified")
+            places: tuple[Path, ...] = (root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified")
             names = ("memory.max", "memory.current")
         elif "memory" in controllers.split(","):
             places = (root / "sys/fs/cgroup/memory",)

@@ -36,7 +36,8 @@ class Device(msgspec.Struct, frozen=True):
     """One GPU or one MIG instance at one moment.
 
     total = reserved + used + free with the v2 call. `index` is NVML's (PCI order); a MIG instance has its own `uuid`, the `index` of
-    its parent and `parent_uuid`. `lost_bytes`: capacity retired because of memory faults, where the driver tells it.
+    its parent and `parent_uuid`. `lost_bytes`: capacity retired because of memory faults, where the driver tells it. `mig_mode`: this GPU
+    is divided into MIG instances, which stand in the list on their own; `gpu_instance` and `compute_instance` are an instance's ids.
     """
 
     index: int | None = None
@@ -54,6 +55,9 @@ class Device(msgspec.Struct, frozen=True):
     page_cache_bytes: int | None = None
     lost_bytes: int | None = None
     ecc: bool | None = None
+    mig_mode: bool | None = None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
     notes: tuple[str, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
     missing: dict[str, str] = {}
