@@ -30,7 +30,7 @@ MATCH_TIMEOUT_SECONDS: Final = 1.0
 LONGEST_PLAIN: Final = 2000
 """Longer lines are matched by `regex`, with a timeout."""
 
-FRAMEWORKS: Final = ("sglang", "vllm", "any")
+FRAMEWORKS: Final = ("sglang", "vllm", "any", "system")
 PREFIX_FILE: Final = "prefixes.toml"
 WORDING_MARK: Final = "@"
 """Behind the id of a user's rule that is another wording of a bundled one: `kv_pool@1`, from the first file."""
@@ -85,7 +85,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RuleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One TOML file: the framework whose lines it describes (`any`: lines of torch, the kernel ...) and its rules."""
+    """One TOML file: the framework whose lines it describes (`any`: lines that a server prints
+    whichever engine it is, as torch's; `system`: those of the kernel, containers and the driver) and its rules."""
 
     framework: str
     rule: tuple[Rule, ...] = ()

@@ -33,6 +33,9 @@ class Router:
     def feed(self, event: Event) -> None:
         """Take one event in order."""
         name = event.rule.framework
+        if name == "system":
+            # The kernel's, the container's and the driver's own lines are no line of a server: the postmortem reads them.
+            return
         if name == "vllm" and event.prefix.style == "sglang":
             # SGLang prints some of vLLM's sentences (it shares its distributed code); the prefix says whose they are.
             return
@@ -107,6 +110,7 @@ def read(
     progress: Progress | None = None,
     on_idle: Callable[[Report], bool] | None = None,
     ended: Callable[[], bool] = never,
+    tap: Callable[[Event], None] | None = None,
 ) -> Reading:
     """The report on every input that can be read, with what is wrong with the others.
 
@@ -117,10 +121,11 @@ def read(
         on_idle: follows the inputs as they grow: called with the report so far each time there is nothing new;
             False ends it.
         ended: whether to stop reading (with `on_idle`): what was read until then is reported.
+        tap: shown every event of every input, in order, also those that are no server's (`memledger.postmortem.facts`).
     """
     problems: list[str] = []
     heads: list[bytes] = []
-    report = _read(paths, rules, problems, heads, progress, on_idle, ended)
+    report = _read(paths, rules, problems, heads, progress, on_idle, ended, tap)
     return Reading(report, tuple(problems), tuple(heads))
 
 
@@ -132,6 +137,7 @@ def _read(
     progress: Progress | None = None,
     on_idle: Callable[[Report], bool] | None = None,
     ended: Callable[[], bool] = never,
+    tap: Callable[[Event], None] | None = None,
 ) -> Report:
     scanner = Scanner(rules or load_rules())
     servers: list[Server] = []
@@ -158,6 +164,8 @@ def _read(
             events = scanner.events(blocks, len(inputs))
             for event in read_once(events, lambda s=source: s.head, twice.append):  # type: ignore[misc]
                 router.feed(event)
+                if tap is not None:
+                    tap(event)
         notes = (*source.notes, *(f"{path}: {note}" for note in (*scanner.notes, *twice)))
         inputs.append(Input(path, scanner.bytes, scanner.lines, notes))
         heads.append(source.head)

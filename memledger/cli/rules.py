@@ -12,8 +12,8 @@ from memledger.cli import app, overview
 @click.command("rules", short_help=overview.COMMANDS["rules"][1])
 @click.option(
     "--framework",
-    type=click.Choice(["sglang", "vllm", "any"]),
-    help="Rules of one engine only (any: torch, the kernel).",
+    type=click.Choice(["sglang", "vllm", "any", "system"]),
+    help="Rules of one engine only (any: torch and Python; system: the kernel, containers, the driver).",
 )
 @click.option("--check", is_flag=True, help="Run every sample of every rule; exit 1 where one is not read as it says.")
 @click.option(
