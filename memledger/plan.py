@@ -21,7 +21,7 @@ __all__ = ["Facts", "Plan", "PlanReport", "Side", "Target", "choose_server", "ma
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a plan stands on besides a log: the engine, the architecture (and `how` it was found), the card."""
+    """What a plan stands on besides a log: the engine, the architecture (and `how` it was found), the card, the draft."""
 
     framework: Literal["sglang", "vllm"]
     version: str | None = None
@@ -29,6 +29,8 @@ class Facts(msgspec.Struct, frozen=True):
     how: str | None = None
     total: Amount | None = None
     card: str | None = None
+    draft: Architecture | None = None
+    draft_how: str | None = None
 
 
 def choose_server(servers: Sequence[Server], start: int | None = None) -> Server:
@@ -55,15 +57,18 @@ def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target
     if server is not None:
         made = module.from_log(
             server, settings, target,
-            architecture=facts.architecture, how=facts.how, version=facts.version, total=facts.total,
+            architecture=facts.architecture, how=facts.how, version=facts.version, total=facts.total, draft=facts.draft,
         )  # fmt: skip
     elif facts.architecture is None:
         raise NotModelledError(facts.how or "no architecture: give --model-config FILE or --model NAME")
     else:
         made = module.without_log(
-            facts.architecture, settings, target, how=facts.how, version=facts.version, total=facts.total
-        )
+            facts.architecture, settings, target,
+            how=facts.how, version=facts.version, total=facts.total, draft=facts.draft,
+        )  # fmt: skip
     made = _with_card(made, server, settings, facts)
+    if facts.draft is not None:
+        made = msgspec.structs.replace(made, assumptions=(f"the draft: {facts.draft_how}", *made.assumptions))
     made = _too_long(_too_few_slots(made), server, settings, target, facts.architecture)
     return _safe(msgspec.structs.replace(made, inputs=_inputs(settings, target, facts)))
 

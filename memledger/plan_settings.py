@@ -45,6 +45,7 @@ _MODELLED: Final[dict[str, Kind]] = {
     "speculative_draft_tokens": "count",
     "speculative_steps": "count",
     "speculative_topk": "count",
+    "speculative_draft_model": "text",
     "pool_bytes": "size",
     "gpu_total_bytes": "size",
     "attention_backend_decode": "text",
@@ -98,7 +99,6 @@ _OTHERS: Final = frozenset(
         "max_lora_rank",
         "lora",
         "speculative_model",
-        "speculative_draft_model",
         "attn_cp_size",
         "state_track_interval",
         "state_replay_length",
@@ -283,10 +283,12 @@ def vllm_flags(settings: Mapping[str, Any], at: Release) -> tuple[list[str], lis
             words += [flag[0], str(value)]
     drafts = settings.get("speculative_draft_tokens")
     if drafts:
-        method = str(settings.get("speculative_algorithm") or "mtp").lower()
+        asked = {"method": str(settings.get("speculative_algorithm") or "mtp").lower()}
+        if settings.get("speculative_draft_model"):
+            asked["model"] = settings["speculative_draft_model"]
         words += [
             "--speculative-config",
-            json.dumps({"method": method, "num_speculative_tokens": drafts}, separators=(",", ":")),
+            json.dumps({**asked, "num_speculative_tokens": drafts}, separators=(",", ":")),
         ]
     elif drafts == 0:
         missing.append("speculative decoding off: leave --speculative-config out")
@@ -297,6 +299,7 @@ _SGLANG_SPEC: Final = {
     "speculative_algorithm": "--speculative-algorithm",
     "speculative_steps": "--speculative-num-steps",
     "speculative_topk": "--speculative-eagle-topk",
+    "speculative_draft_model": "--speculative-draft-model-path",
 }
 _SGLANG_OTHERS: Final = {
     "pp_size": "--pp-size",

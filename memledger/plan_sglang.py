@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from memledger import words
+from memledger import plan_draft, words
 from memledger.ledger import Capacity, Concurrency, Rank, Server
 from memledger.model import sglang, sglang_inputs, sglang_plan
 from memledger.model.architecture import Architecture, NotModelledError, Parallel
@@ -18,6 +18,7 @@ from memledger.model.sglang_rules import NEWEST, Version, dotted, slots_flag_wor
 from memledger.model.sglang_state import Speculation
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, sglang_flags, unmodelled
+from memledger.plan_sglang_draft import WEIGHTS_BEFORE_POOLS_SINCE, DraftChange, change_of_draft
 from memledger.plan_values import CAPACITIES, Change, Plan, Side, Target, change, change_of, open_ends, spread
 from memledger.plan_values import words as listed
 from memledger.units import GIB, Amount
@@ -52,6 +53,7 @@ class Solved(msgspec.Struct, frozen=True):
     """One variant's sizings: as it is, after the settings, and for a target the smallest that serves it.
 
     `others`: what other releases or strategies that it may be would make of it; `after` is the one with the fewest tokens.
+    `drafted`: bytes of draft weights after the settings, where those change them.
     """
 
     before: Sizing | None
@@ -59,6 +61,7 @@ class Solved(msgspec.Struct, frozen=True):
     smallest: Smallest | None
     server: SglangServer
     others: tuple[Sizing, ...] = ()
+    drafted: int | None = None
 
 
 def parallel(config: Mapping[str, Any]) -> Parallel:
@@ -93,6 +96,7 @@ def from_log(
     how: str | None = None,
     version: str | None = None,
     total: Amount | None = None,
+    draft: Architecture | None = None,
 ) -> Plan:
     """A plan for one GPU of a logged server: the one whose KV pool is smallest.
 
@@ -104,6 +108,7 @@ def from_log(
         how: where the architecture was found.
         version: the release, where the log does not print it.
         total: the card's memory, where the log does not print it.
+        draft: the architecture of the draft model, where there is one besides the model's own prediction layers.
 
     Raises:
         NotModelledError: the log lacks what the arithmetic needs, or a formula is not known.
@@ -117,8 +122,15 @@ def from_log(
     exact, architecture, how = _exact(server, rank, logged.server, architecture, how, assumptions)
     variants = (logged.server, logged.more, logged.less) if exact is None else (exact,)
     wanted = _wanted(settings, target, variants[0].context_length, not_modelled)
+    sizes = parallel({**server.config, **{name: wanted[name] for name in _SHARDING if name in wanted}})
+    drafted = change_of_draft(
+        variants[0], rank, server.config, wanted, architecture, draft, sizes, assumptions, not_modelled
+    )
+    ends = (None,) if drafted is None else tuple(dict.fromkeys(drafted.weights.ends))
     solved = [
-        _solve(one, wanted, target, server.config, rank, architecture, assumptions, not_modelled) for one in variants
+        _solve(one, wanted, target, server.config, rank, architecture, assumptions, not_modelled, (drafted, end))
+        for one in variants
+        for end in ends
     ]
     tokens = target.context or wanted.get("context_length") or variants[0].context_length
     others = _other_entries(rank)
@@ -324,9 +336,13 @@ def _solve(
     architecture: Architecture | None,
     assumptions: list[str],
     not_modelled: list[str],
+    draft: tuple[DraftChange | None, int | None],
 ) -> Solved:
     before = sglang.agreed(sglang.readings(server))
     changed = _changed(server, settings, config, rank, architecture, assumptions)
+    change, drafted = draft
+    if change is not None and drafted is not None:
+        changed = change.applied(changed, drafted)
     found = sglang.readings(changed) if changed is not server else sglang.readings(server)
     found = tuple(sorted(found, key=lambda one: one.kv_tokens or 0))
     if len(found) > 1 and target.concurrency is None:
@@ -340,8 +356,8 @@ def _solve(
             changed, target.concurrency, target.context, cached_prefixes=target.cached_prefixes
         )
         served = (smallest.after,) if smallest.after is not None else _in_effect(changed, smallest, target)
-        return Solved(before, served[0], smallest, changed, served[1:])
-    return Solved(before, after, smallest, changed, found[1:])
+        return Solved(before, served[0], smallest, changed, served[1:], drafted)
+    return Solved(before, after, smallest, changed, found[1:], drafted)
 
 
 def _in_effect(server: SglangServer, smallest: Smallest, target: Target) -> tuple[Sizing, ...]:
@@ -519,8 +535,14 @@ def _sides(
 ) -> tuple[Side, Side]:
     """Before and after; what the pools give up or take, and what the card has more (`larger`), is free memory."""
     assert solved.before is not None
+    if solved.drafted is not None:
+        others = {"weights/draft": 0, **others}
     before = side(solved.before, others, tokens, solved.server.speculation)
     after_others = dict(others)
+    if solved.drafted is not None:
+        after_others["weights/draft"] = solved.drafted
+        if not solved.drafted and "cuda_graphs/draft" in others:
+            after_others["cuda_graphs/draft"] = 0
     if set(settings) & _SHARDING and architecture is not None and "weights/model" in others:
         asked = {**config, **settings}
         after_others["weights/model"] = resharded(
@@ -654,8 +676,6 @@ def _finish(
             not_modelled.append("CUDA graphs: another number of running requests captures other batch sizes")
         if "memory_fraction" in settings:
             not_modelled.append("whether what remains outside the budget suffices for graphs and activations")
-        if settings.get("speculative_draft_tokens") is not None:
-            not_modelled.append("weights, KV and graphs of a draft model that comes or goes")
     return msgspec.structs.replace(
         plan,
         smallest=smallest,
@@ -738,6 +758,7 @@ def without_log(
     how: str | None = None,
     version: str | None = None,
     total: Amount | None = None,
+    draft: Architecture | None = None,
 ) -> Plan:
     """A plan from an architecture. The budget is `pool_bytes`, or worked out from the card's memory (ranges), or unknown.
 
@@ -750,12 +771,27 @@ def without_log(
     if "gpu_total_bytes" in wanted:
         total = Amount(wanted["gpu_total_bytes"])
     sizes = parallel(wanted)
+    if (why := plan_draft.missing(wanted, architecture, draft, "sglang")) is not None:
+        if target.concurrency is not None or total is not None or {"pool_bytes", "max_total_tokens"} & set(wanted):
+            raise NotModelledError(why)
+        not_modelled.append(why)
+    else:
+        architecture = plan_draft.with_layers(architecture, wanted, draft, "sglang")
     base = _bare(architecture, sizes, wanted, version, assumptions)
-    budgets = _budgets(architecture, sizes, wanted, base, total, assumptions)
+    drafted = plan_draft.Weights(0, 0, 0)
+    if total is not None:
+        drafted = plan_draft.weights(wanted, architecture, draft, sizes, "sglang")
+        assumptions += [plan_draft.told(drafted)] if drafted.high else []
+    budgets = _budgets(architecture, sizes, wanted, base, total, drafted, assumptions)
     others: list[dict[str, int]] = [{}]
     if total is not None:
-        weights = weight_bytes(architecture, sizes, "sglang", draft=base.speculation is not None)
+        weights = weight_bytes(architecture, sizes, "sglang")
         others = [{"weights/model": size} for size in (weights.bytes, weights.high, weights.low)]
+        if drafted.high:
+            others = [
+                {**one, "weights/draft": size}
+                for one, size in zip(others, (drafted.bytes, drafted.high, drafted.low), strict=True)
+            ]
     solved, sides = [], []
     tokens = target.context or wanted.get("context_length") or base.context_length
     for index, budget in enumerate(budgets):
@@ -809,7 +845,6 @@ def _bare(
         fields["speculation"] = Speculation(
             settings["speculative_draft_tokens"], settings.get("speculative_steps"), settings.get("speculative_topk")
         )
-        assumptions.append("the draft is the model's own prediction layers, where it has any")
     if "state_slots" in settings:
         fields["state_slots"] = settings["state_slots"] // (sizes.dp if sizes.dp_attention else 1)
     if "max_total_tokens" in settings and not {"pool_bytes", "memory_fraction", "gpu_total_bytes"} & set(settings):
@@ -842,6 +877,7 @@ def _budgets(
     settings: Mapping[str, Any],
     server: SglangServer,
     total: Amount | None,
+    drafted: plan_draft.Weights,
     assumptions: list[str],
 ) -> list[sglang.Budget | None]:
     """The budget: one, or the middle, the least and the most of what is assumed."""
@@ -849,7 +885,7 @@ def _budgets(
         return [sglang.Budget(settings["pool_bytes"])]
     if total is None:
         return [None]
-    weights = weight_bytes(architecture, sizes, "sglang", draft=server.speculation is not None)
+    weights = weight_bytes(architecture, sizes, "sglang")
     least, most = DEFAULT_FRACTION
     if "memory_fraction" in settings:
         least = most = settings["memory_fraction"]
@@ -865,9 +901,11 @@ def _budgets(
         pre = card - outside
         return sglang.budget(version, pre, pre - held, fraction, multimodal=architecture.multimodal)
 
-    low = budget(total.bytes - total.tolerance, OUTSIDE[1], weights.high, least)
-    high = budget(total.bytes + total.tolerance, OUTSIDE[0], weights.low, most)
-    middle = budget(total.bytes, sum(OUTSIDE) // 2, weights.bytes, round((least + most) / 2, 3))
+    if version < WEIGHTS_BEFORE_POOLS_SINCE:
+        drafted = plan_draft.Weights(0, 0, 0)
+    low = budget(total.bytes - total.tolerance, OUTSIDE[1], weights.high + drafted.high, least)
+    high = budget(total.bytes + total.tolerance, OUTSIDE[0], weights.low + drafted.low, most)
+    middle = budget(total.bytes, sum(OUTSIDE) // 2, weights.bytes + drafted.bytes, round((least + most) / 2, 3))
     for one in (middle, low):
         if one.rest <= 0:
             raise NotModelledError(

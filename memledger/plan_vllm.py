@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from memledger import plan_vllm_dense, words
+from memledger import plan_draft, plan_vllm_dense, words
 from memledger.ledger import ACCOUNTS, Capacity, Concurrency, Rank, Server
 from memledger.model import vllm, vllm_facts
 from memledger.model.architecture import (
@@ -45,8 +45,6 @@ _BACKENDS: Final = {
     "triton": "TRITON_ATTN",
     "flex": "FLEX_ATTENTION",
 }
-NO_DRAFT_MODEL: Final = frozenset({"ngram", "suffix"})
-"""Methods that guess from the text alone: no draft weights, no draft KV."""
 _EXPORTING: Final = {GatedDeltaNet: "flashinfer", KimiDeltaAttention: "flashkda"}
 
 
@@ -66,12 +64,12 @@ def make_pool(
     length: int,
     guess: Guess,
     card: int | None = None,
+    draft: Architecture | None = None,
 ) -> Pool:
     """The pool's shape for settings by their contract names."""
     at = vllm.modelled_release(version)
     batched = config.get("chunked_prefill_tokens") or vllm_facts.default_batched_tokens(at, card or 80 * GIB)
     draft_tokens = config.get("speculative_draft_tokens") or 0
-    method = str(config.get("speculative_algorithm") or "mtp").lower()
     base = Settings(
         at,
         length,
@@ -81,8 +79,7 @@ def make_pool(
         in_flight_tokens=vllm_facts.in_flight_tokens(at, batched, guess.batches),
         decode_context_parallel=config.get("dcp_size") or 1,
     )
-    if (unknown := _unknown_draft(config, architecture)) is not None:
-        raise NotModelledError(unknown)
+    architecture = plan_draft.with_layers(architecture, config, draft, "vllm")
     told = config.get("state_checkpoint_blocks")
     pool = vllm.pool_of(
         architecture,
@@ -97,31 +94,12 @@ def make_pool(
         or _checkpointing(architecture, told)
         or guess.prefill_backend,
         draft_tokens=draft_tokens,
-        draft=bool(draft_tokens) and method not in NO_DRAFT_MODEL,
+        draft=plan_draft.has_model(config, "vllm"),
         settings=base,
     )
     if told is not None and told != pool.settings.checkpoint_blocks:
         pool = msgspec.structs.replace(pool, settings=msgspec.structs.replace(pool.settings, checkpoint_blocks=told))
     return pool
-
-
-def _unknown_draft(config: Mapping[str, Any], architecture: Architecture) -> str | None:
-    """Why the draft's layers are not known; None where they are, or where there is none."""
-    method = str(config.get("speculative_algorithm") or "mtp").lower()
-    own = method == "mtp" or method.endswith("_mtp")
-    if not config.get("speculative_draft_tokens") or method in NO_DRAFT_MODEL or config.get("draft_given"):
-        return None
-    if own and architecture.draft_layers:
-        return None
-    if own:
-        return (
-            "speculative decoding by the model's own prediction layers: its config names none "
-            "(num_nextn_predict_layers, mtp_num_hidden_layers)"
-        )
-    return (
-        f"speculative decoding by {method}: the draft model's layers share the pool and are not known; "
-        "--draft-config FILE (its config.json) would tell"
-    )
 
 
 def _checkpointing(architecture: Architecture, told: int | None) -> str | None:
@@ -167,6 +145,7 @@ def from_log(
     how: str | None = None,
     version: str | None = None,
     total: Amount | None = None,
+    draft: Architecture | None = None,
 ) -> Plan:
     """A plan for one GPU of a logged server. See `plan_sglang.from_log`; `total`: the card's memory, where the log has none.
 
@@ -176,24 +155,17 @@ def from_log(
     version = version if is_placeholder(server.framework_version) else server.framework_version
     if version is None:
         built = (
-            f"is a build without a release ({server.framework_version})"
-            if server.framework_version
-            else "is not in the log"
+            f"is a build without a release ({built})" if (built := server.framework_version) else "is not in the log"
         )
         raise NotModelledError(f"the vLLM version {built}, and its pool differs by version: --framework-version N")
     at = plan_vllm_dense.release_of(version)
     rank = _rank(server)
     assumptions: list[str] = []
     not_modelled = list(unmodelled(settings))
-    config = {name: value for name, value in server.config.items() if value is not None}
-    if "context_length" not in config and rank.capacity.concurrency.tokens_per_request:
-        config["context_length"] = rank.capacity.concurrency.tokens_per_request
-    if "context_length" not in config:
-        raise NotModelledError(
-            "the longest request is not in the log (max_seq_len or 'Maximum concurrency for N tokens per request'); a "
-            "request's blocks depend on it"
-        )
-    readings, guess, architecture = _readings(rank, architecture, how, config, version, at, assumptions)
+    config = _config(server, rank)
+    # What the user says of a draft is about the one that is planned, where the log's is the model's own layers.
+    old_draft = None if plan_draft.own_layers(config, architecture, "vllm") else draft
+    readings, guess, architecture = _readings(rank, architecture, how, config, version, at, assumptions, old_draft)
     wanted = _wanted(settings, at, not_modelled)
     asked = {**config, **wanted}
     asked = _consistent(asked, wanted)
@@ -208,40 +180,32 @@ def from_log(
     elif architecture is None:
         after_pools = [plan_vllm_dense.reshaped(one, config, wanted, asked_length, not_modelled) for one in readings]
     else:
-        pool = make_pool(architecture, asked, version, asked_length, guess, rank.gpu.total_bytes)
+        pool = make_pool(architecture, asked, version, asked_length, guess, rank.gpu.total_bytes, draft)
         after_pools = [pool] * len(readings)
     more = _more_bytes(rank, architecture, config, wanted, total, assumptions, not_modelled)
+    drafted = _draft_weights((config, old_draft), (asked, draft), architecture, assumptions, not_modelled)
+    cases = [(reading, pool, drawn) for reading, pool in zip(readings, after_pools, strict=True) for drawn in drafted]
     others = _other_entries(rank)
     assumptions += negative(others)
+    now = rank.gpu.total_bytes or (total.bytes if total is not None else 0)
     draws = []
-    for reading, after_pool in zip(readings, after_pools, strict=True):
-        have = wanted["pool_bytes"] if "pool_bytes" in wanted else reading.available + more
+    for reading, after_pool, drawn in cases:
+        # A pool given in bytes (--kv-cache-memory-bytes) stays as large, whatever the weights take.
+        given = config.get("kv_cache_memory_bytes") is not None
+        have = wanted["pool_bytes"] if "pool_bytes" in wanted else reading.available + (0 if given else more - drawn)
         if have <= 0:
             raise NotModelledError(
                 "the server would not start: these settings leave nothing for the pool, whose budget would be short by "
                 f"{words.gib_about(-have)}"
             )
         number = reading.blocks if not wanted and not target.concurrency else None
-        draws.append(
-            (
-                _side(
-                    reading.pool,
-                    reading.blocks,
-                    reading.available,
-                    architecture,
-                    config,
-                    version,
-                    others,
-                    target.context,
-                ),
-                _after(after_pool, have, number, target, architecture, asked, version, others),
-                have,
-            )
+        before = _side(
+            reading.pool, reading.blocks, reading.available, architecture, config, version, others, target.context
         )
-    now = rank.gpu.total_bytes or (total.bytes if total is not None else 0)
-    more_card = wanted.get("gpu_total_bytes", now) - now
-    for before, after, _ in draws:
-        _balance(before, after, architecture, asked=asked, config=config, wanted=wanted, larger=more_card)
+        after = _after(after_pool, have, number, target, architecture, asked, version, others)
+        _reweigh(after, architecture, asked=asked, config=config, wanted=wanted, drawn=drawn)
+        _balance(before, after, wanted.get("gpu_total_bytes", now) - now)
+        draws.append((before, after, have))
     before, after, _ = draws[0]
     before = msgspec.structs.replace(before, ranges=spread([draw[0] for draw in draws]))
     after = msgspec.structs.replace(after, ranges=spread([draw[1] for draw in draws]))
@@ -256,7 +220,7 @@ def from_log(
     )
     card = rank.gpu.total_bytes or (total.bytes if total is not None else None)
     plans = []
-    for reading, pool, (_, _, have) in zip(readings, after_pools, draws, strict=True):
+    for (reading, pool, _), (_, _, have) in zip(cases, draws, strict=True):
         outside = rank.budget.static_bytes - reading.available if rank.budget.static_bytes is not None else None
         plans.append(
             _finish(
@@ -275,20 +239,43 @@ def from_log(
     return _together(plans)
 
 
-def _balance(
-    before: Side,
+def _config(server: Server, rank: Rank) -> dict[str, Any]:
+    """What the log says of the settings, with the longest request.
+
+    Raises:
+        NotModelledError: that is not in the log.
+    """
+    config = {name: value for name, value in server.config.items() if value is not None}
+    if "context_length" not in config and rank.capacity.concurrency.tokens_per_request:
+        config["context_length"] = rank.capacity.concurrency.tokens_per_request
+    if "context_length" not in config:
+        raise NotModelledError(
+            "the longest request is not in the log (max_seq_len or 'Maximum concurrency for N tokens per request'); a "
+            "request's blocks depend on it"
+        )
+    return config
+
+
+def _reweigh(
     after: Side,
     architecture: Architecture | None,
     *,
     asked: Mapping[str, Any],
     config: Mapping[str, Any],
     wanted: Mapping[str, Any],
-    larger: int,
+    drawn: int,
 ) -> None:
-    """Weights of another sharding, 0 for what only the other side has, and what stays free."""
-    held = before.accounts.get("weights/model")
-    if architecture is not None and set(wanted) & {"tp_size", "pp_size"} and held is not None:
-        after.accounts["weights/model"] = resharded(held, architecture, _sizes(config), _sizes(asked), "vllm")
+    """The weights under another sharding, and with what a draft adds (`drawn`)."""
+    held = after.accounts.get("weights/model")
+    if held is None:
+        return
+    if architecture is not None and set(wanted) & {"tp_size", "pp_size"}:
+        held = resharded(held, architecture, _sizes(config), _sizes(asked), "vllm")
+    after.accounts["weights/model"] = held + drawn
+
+
+def _balance(before: Side, after: Side, larger: int) -> None:
+    """0 for what only the other side has, and what stays free; `larger`: what the card has more."""
     for one, other in itertools.permutations((before, after)):
         for name in other.accounts:
             one.accounts.setdefault(name, 0)
@@ -299,10 +286,12 @@ def _together(plans: list[Plan]) -> Plan:
     """The first of the plans for the ends of what is open, with their ranges; feasible only where all of them are."""
     # What would do must do at the least pool that is possible.
     least = min(plans, key=lambda plan: plan.available_bytes or 0)
+    most = max(plans, key=lambda plan: plan.needed_bytes or 0)
     feasible = {plan.feasible for plan in plans}
     return msgspec.structs.replace(
         plans[0],
         instead=least.instead,
+        flags=most.flags,
         feasible=plans[0].feasible if len(feasible) == 1 else None,
         ranges=open_ends(
             available_bytes=[plan.available_bytes for plan in plans],
@@ -319,6 +308,7 @@ def _readings(
     version: str,
     at: Release,
     assumptions: list[str],
+    draft: Architecture | None,
 ) -> tuple[tuple[Draw, ...], Guess, Architecture | None]:
     """(the logged pool, what was guessed for it, the architecture); by its own figures alone where the layers don't tell."""
     said: str | None = None
@@ -326,11 +316,11 @@ def _readings(
         said = (how or "no architecture").partition(";")[0]
     elif at < vllm_facts.OLDEST:
         said = f"vLLM {version}: pool arithmetic before {vllm_facts.wording(vllm_facts.OLDEST)} is not modelled"
-    elif _unknown_draft(config, architecture):
-        said = str(_unknown_draft(config, architecture))
+    else:
+        said = plan_draft.missing(config, architecture, draft, "vllm")
     if said is None:
         assert architecture is not None
-        logged = _logged(rank, architecture, config, version, assumptions)
+        logged = _logged(rank, architecture, config, version, assumptions, draft)
         return tuple(Draw(logged.pool, *end) for end in _ends(logged)), logged.guess, architecture
     try:
         found = plan_vllm_dense.dense_pool(rank, config, at, assumptions)
@@ -353,7 +343,12 @@ def _rank(server: Server) -> Rank:
 
 
 def _logged(
-    rank: Rank, architecture: Architecture, config: Mapping[str, Any], version: str | None, assumptions: list[str]
+    rank: Rank,
+    architecture: Architecture,
+    config: Mapping[str, Any],
+    version: str | None,
+    assumptions: list[str],
+    draft: Architecture | None = None,
 ) -> Logged:
     """The pool that gives the log's figures, the likeliest reading first."""
     capacity = rank.capacity
@@ -363,7 +358,9 @@ def _logged(
     refusal: NotModelledError | None = None
     for index, guess in enumerate(_guesses(config)):
         try:
-            pool = make_pool(architecture, config, version, config["context_length"], guess, rank.gpu.total_bytes)
+            pool = make_pool(
+                architecture, config, version, config["context_length"], guess, rank.gpu.total_bytes, draft
+            )
             _check_block(pool, capacity.kv_block_tokens)
             if capacity.kv_blocks is not None:
                 blocks = vllm.BlockRange(capacity.kv_blocks, capacity.kv_blocks)
@@ -500,13 +497,33 @@ def _more_bytes(
         asked = {**config, **wanted}
         freed = logged - resharded(logged, architecture, _sizes(config), _sizes(asked), "vllm")
         more += freed
+        gets = "the pool is given in bytes and stays" if given else "the pool gets the rest"
         assumptions.append(
-            f"the weights of one GPU change by {words.signed_gib(-freed)} GiB (modelled); the pool gets the rest, "
+            f"the weights of one GPU change by {words.signed_gib(-freed)} GiB (modelled); {gets}, "
             "activations and libraries are taken to stay as they are"
         )
-    if wanted.get("speculative_draft_tokens") is not None and not config.get("speculative_draft_tokens"):
-        not_modelled.append("the draft layers' weights, which come off the pool")
     return more
+
+
+def _draft_weights(
+    before: tuple[Mapping[str, Any], Architecture | None],
+    after: tuple[Mapping[str, Any], Architecture | None],
+    architecture: Architecture | None,
+    assumptions: list[str],
+    not_modelled: list[str],
+) -> tuple[int, ...]:
+    """What the draft's weights take more `after` (settings, draft) than `before`: the middle, the least, the most."""
+    (config, _), (asked, _) = before, after
+    if plan_draft.method(config) == plan_draft.method(asked):
+        return (0,)
+    if not (plan_draft.has_model(config, "vllm") or plan_draft.has_model(asked, "vllm")):
+        return (0,)
+    old, new = (plan_draft.weights(one, architecture, draft, _sizes(asked), "vllm") for one, draft in (before, after))
+    for size in (old, new):
+        if size.high:
+            assumptions.append(f"{plan_draft.told(size)}, and come off the pool or go back to it")
+    not_modelled.append("CUDA graphs and activations of the draft")
+    return tuple(dict.fromkeys((new.bytes - old.bytes, new.low - old.high, new.high - old.low)))
 
 
 def _other_entries(rank: Rank) -> dict[str, int]:
@@ -739,6 +756,7 @@ def without_log(
     how: str | None = None,
     version: str | None = None,
     total: Amount | None = None,
+    draft: Architecture | None = None,
 ) -> Plan:
     """A plan from an architecture; the pool's bytes are `pool_bytes`, worked out from the card (ranges), or not known.
 
@@ -762,9 +780,9 @@ def without_log(
         assumptions.append(f"context_length {length:,}, the model's own")
     guess = Guess(KERNEL_BLOCK, None, "triton")
     asked = {"state_checkpoint_blocks": 0, **_consistent(dict(wanted), wanted)}
-    pool = make_pool(architecture, asked, version, length, guess, total.bytes if total is not None else None)
+    pool = make_pool(architecture, asked, version, length, guess, total.bytes if total is not None else None, draft)
     assumptions += _defaults(pool, architecture, wanted)
-    available, others = _available(architecture, asked, version, pool, total, assumptions)
+    available, others = _available(architecture, asked, version, pool, total, assumptions, draft)
     if not available and target.concurrency is None:
         raise NotModelledError(
             "nothing to size: give --set pool_bytes=SIZE, --gpu CARD or a target (--concurrency, --context)"
@@ -820,13 +838,17 @@ def _available(
     pool: Pool,
     total: Amount | None,
     assumptions: list[str],
+    draft: Architecture | None,
 ) -> tuple[list[int], list[dict[str, int]]]:
     """Bytes for the pool, and all else, by account: one reading, or the middle, the least and the most; none if not known."""
     if "pool_bytes" in asked:
         return [asked["pool_bytes"]], [{}]
     if total is None:
         return [], []
-    weights = weight_bytes(architecture, _sizes(asked), "vllm", draft=bool(asked.get("speculative_draft_tokens")))
+    weights = weight_bytes(architecture, _sizes(asked), "vllm")
+    drafted = plan_draft.weights(asked, architecture, draft, _sizes(asked), "vllm")
+    if drafted.high:
+        assumptions.append(plan_draft.told(drafted))
     utilization = asked.get("memory_fraction")
     used = vllm_facts.default_utilization(pool.settings.release) if utilization is None else utilization
     if utilization is None:
@@ -844,7 +866,11 @@ def _available(
     others: list[dict[str, int]] = []
     for end in ("middle", "least", "most"):
         outside, activations, graphs = (_end(pair, end) for pair in (OUTSIDE, ACTIVATIONS, GRAPHS))
-        held = {"middle": weights.bytes, "least": weights.high, "most": weights.low}[end]
+        held = {
+            "middle": weights.bytes + drafted.bytes,
+            "least": weights.high + drafted.high,
+            "most": weights.low + drafted.low,
+        }[end]
         card = total.bytes + {"middle": 0, "least": -total.tolerance, "most": total.tolerance}[end]
         found = vllm.budget(
             version, card, consumed=held + outside, headroom=activations, utilization=used,

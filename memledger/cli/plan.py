@@ -14,6 +14,7 @@ from memledger.cli.options import MODEL_CONFIG
 if TYPE_CHECKING:
     from memledger.cards import Total
     from memledger.ledger import Input, Server, Source
+    from memledger.model.architecture import Architecture
     from memledger.model.find import Found
     from memledger.plan_values import Plan, Target
 
@@ -104,6 +105,12 @@ def _shown(text: str) -> str:
     "--framework-version", callback=_version, metavar="VERSION", help="The engine's version, where no log prints it."
 )
 @MODEL_CONFIG
+@click.option(
+    "--draft-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="The draft model's config.json, for speculative decoding by another model.",
+)
 @click.option("--model", metavar="NAME", help="Without a log: a model of the bundled table, or of the local cache.")
 @click.option(
     "--gpu",
@@ -249,6 +256,7 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
     _check(options, engine, server)
     try:
         found = _architecture(server, options)
+        draft, draft_how = _draft(server, options)
     except ConfigUnreadableError as error:
         if options["format_"] == "json":
             _write(None, inputs, (*sources, Source("model", "unavailable", error.message.removesuffix("."))), options)
@@ -262,6 +270,8 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         found.how,
         gpu.amount if gpu is not None else None,
         gpu.label if gpu is not None else None,
+        draft,
+        draft_how,
     )
     try:
         plan = make_plan(server, options["settings"], target, facts)
@@ -298,6 +308,33 @@ def _architecture(server: Server | None, options: dict[str, Any]) -> Found:
         return find(model, config=options["model_config"], look_here=not options["no_live"])
     except ModelConfigError as error:
         raise ConfigUnreadableError(f"{_shown(str(error))}.") from error
+
+
+def _draft(server: Server | None, options: dict[str, Any]) -> tuple[Architecture | None, str | None]:
+    """The draft model's architecture, and where it comes from: --draft-config, or the model that settings or log name."""
+    from memledger.model.find import ModelConfigError, find
+
+    settings = options["settings"]
+    config = dict(server.config) if server is not None else {}
+    asked = {**config, **settings}
+    if options["draft_config"] is not None:
+        if not any(one.get("speculative_algorithm") for one in (config, settings)):
+            raise click.UsageError(
+                "--draft-config: neither the log nor a setting has speculative decoding; --set speculative_algorithm=NAME."
+            )
+        try:
+            found = find(None, config=options["draft_config"])
+        except ModelConfigError as error:
+            raise ConfigUnreadableError(f"--draft-config: {_shown(str(error))}.") from error
+        return found.architecture, f"--draft-config {_shown(str(options['draft_config']))}"
+    name = asked.get("speculative_draft_model") or asked.get("speculative_model")
+    if not isinstance(name, str) or not asked.get("speculative_algorithm"):
+        return None, None
+    model = options["model"] or (server.model if server is not None else None)
+    if name == model:
+        return None, None
+    found = find(name, look_here=not options["no_live"])
+    return found.architecture, found.how if found.architecture is not None else None
 
 
 def _write(plan: Plan | None, inputs: tuple[Input, ...], sources: tuple[Source, ...], options: dict[str, Any]) -> None:
