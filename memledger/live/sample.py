@@ -22,13 +22,18 @@ Role = Literal[
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """A process as the driver lists it on one device. `pid` is the host's process id, which inside a container is not ours."""
+    """A process as the driver lists it on one device. `pid` is the host's process id, which inside a container is not ours.
+
+    `orphan`: it bears the title of an engine's worker and no launcher is above it any more.
+    """
 
     pid: int
     used_bytes: int | None = None
     kind: Literal["compute", "graphics", "mps"] = "compute"
     user: str | None = None
     command: str | None = None
+    started_at: str | None = None
+    orphan: bool | None = None
     missing: dict[str, str] = {}
 
 
@@ -171,6 +176,8 @@ class Sample(msgspec.Struct, frozen=True):
     host: str | None = None
     system: str | None = None
     in_container: bool | None = None
+    host_pids: bool | None = None
+    """Whether the process ids that we see are the host's, which are those that the driver lists."""
     sources: tuple[Source, ...] = ()
     devices: DeviceSample | None = None
     servers: tuple[LiveServer, ...] = ()
