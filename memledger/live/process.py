@@ -88,12 +88,20 @@ class Table:
         return found
 
 
+_ATTRIBUTES: Final = ["pid", "ppid", "name", "cmdline", "create_time", "status"]
+
+
 def table() -> Table:
     """A scan of all processes. Those that vanish meanwhile are not in it."""
-    return Table(
-        _seen(process.info)  # type: ignore[attr-defined]
-        for process in psutil.process_iter(["pid", "ppid", "name", "cmdline", "create_time", "status"])
-    )
+    return Table(_seen(process.info) for process in psutil.process_iter(_ATTRIBUTES))
+
+
+def seen(pid: int) -> Seen | None:
+    """One process; None where there is none of that id."""
+    try:
+        return _seen(psutil.Process(pid).as_dict(_ATTRIBUTES))
+    except psutil.Error:
+        return None
 
 
 def _seen(info: dict[str, Any]) -> Seen:

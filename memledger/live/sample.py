@@ -98,6 +98,9 @@ class Process(msgspec.Struct, frozen=True):
     container: str | None = None
     gpu_indices: tuple[int, ...] | None = None
     missing: dict[str, str] = {}
+    gpu_uuids: tuple[str, ...] | None = None
+    gpu_basis: Literal["nvml", "visible_devices"] | None = None
+    """How `gpu_indices` is known: the driver lists the process, or its rank and CUDA_VISIBLE_DEVICES say it."""
 
 
 class LogPlace(msgspec.Struct, frozen=True):
@@ -118,7 +121,10 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """Usage now and capacity, as the server's own metrics say it; per engine where it labels them (key: its label)."""
+    """Usage now and capacity, as the server's own metrics say it; per engine where it labels them (key: its label).
+
+    Of several engines together: requests and capacities are sums, usages those of the fullest engine.
+    """
 
     running_requests: int | None = None
     queued_requests: int | None = None
@@ -130,6 +136,8 @@ class Metrics(msgspec.Struct, frozen=True):
     kv_block_tokens: int | None = None
     preemptions: int | None = None
     labels: dict[str, str] = {}
+    state_slots: int | None = None
+    state_slots_used: int | None = None
 
 
 class LiveServer(msgspec.Struct, frozen=True):

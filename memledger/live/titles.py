@@ -98,11 +98,12 @@ _SCRIPTS: Final[tuple[tuple[re.Pattern[str], Framework], ...]] = (
 _SPAWNED: Final = re.compile(r"from multiprocessing\.(?:spawn|forkserver) import ")
 _TRACKER: Final = re.compile(r"from multiprocessing\.resource_tracker import ")
 _SHELLS: Final = frozenset(
-    (
-        "sh bash dash zsh fish ksh ash busybox tini dumb-init docker-init catatonit s6-supervise supervisord runsv uv uvx pixi conda mamba "
-        "poetry pipenv env nohup setsid timeout nice ionice chrt taskset numactl sudo su doas runuser stdbuf unbuffer script time watch "
-        "tmux screen srun slurmstepd mpirun mpiexec torchrun nsys ncu rocprof make just xargs parallel"
-    ).split()
+    re.findall(
+        r"\S+",
+        """sh bash dash zsh fish ksh ash busybox tini dumb-init docker-init catatonit s6-supervise supervisord runsv uv uvx pixi conda
+        mamba poetry pipenv env nohup setsid timeout nice ionice chrt taskset numactl sudo su doas runuser stdbuf unbuffer script time
+        watch tmux screen srun slurmstepd mpirun mpiexec torchrun nsys ncu rocprof make just xargs parallel""",
+    )
 )
 _PYTHON_WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
