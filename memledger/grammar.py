@@ -85,8 +85,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RuleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One TOML file: the framework whose lines it describes (`any`: lines that a server prints
-    whichever engine it is, as torch's; `system`: those of the kernel, containers and the driver) and its rules."""
+    """One TOML file: the framework whose lines it describes, and its rules.
+
+    `any`: lines that a server prints whichever engine it is, as torch's; `system`: the kernel's, containers', the driver's.
+    """
 
     framework: str
     rule: tuple[Rule, ...] = ()

@@ -49,6 +49,36 @@ def printed_time(event: Event) -> str | None:
     return f"--{int(found[1]):02d}-{found[2]}T{found[3]}" if found is not None else None
 
 
+_SIZE: Final = r"\d[\d.]{0,20} (?:bytes|[KMGT]iB)"
+_OLD_FRAME: Final = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+ (?P<frame>\(GPU \d.*)")
+_OLD_FORM: Final = (
+    rf"\(GPU \d{{1,6}}; {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; "
+    rf"(?:{_SIZE} cached\)|(?:{_SIZE} allowed; )?{_SIZE} reserved in total by PyTorch\)).*"
+)
+_SHORTENED: Final = re.compile(r"\s*(?:\.\.\.|…|\[).*")
+
+
+def deviation(message: str) -> str | None:
+    """Why no PyTorch printed this message, None where one may have (a message that is cut anywhere may be genuine).
+
+    Only the form with everything in brackets behind `Tried to allocate` is judged (torch 1.0 to 2.0,
+    c10/cuda/CUDACachingAllocator.cpp): it is history and does not change any more.
+    """
+    text = " ".join(message.split())
+    found = _OLD_FRAME.search(text)
+    if found is None:
+        return None
+    import regex
+
+    frame = _SHORTENED.sub("", found["frame"])
+    if regex.fullmatch(_OLD_FORM, frame, partial=True, timeout=1.0) is not None:
+        return None
+    return (
+        "the text has the brackets of torch 1.0 to 2.0 and not what those print in them: it was retold, not printed, "
+        "and its figures prove nothing"
+    )
+
+
 def seconds_between(earlier: str | None, later: str | None) -> float | None:
     """Seconds between two printed times, with or without a year; None where they do not compare."""
     if earlier is None or later is None:
