@@ -593,12 +593,19 @@ def test_help_and_version_import_nothing_heavy():
     assert done.stderr.strip() == "[]"
 
 
-def test_model_config_that_cannot_be_used_is_wrong_usage(tmp_path, capsysbinary):
+def test_a_model_config_that_can_not_be_read_leaves_the_report_without_the_model(tmp_path, capsysbinary):
     from memledger.cli import app as program
     from memledger.resources import demo_log
 
-    assert program.run(["explain", str(demo_log()), "--model-config", str(tmp_path / "none.json")]) == 2
-    assert b"no such file" in capsysbinary.readouterr().err
+    given = ("--model-config", str(tmp_path / "none.json"))
+    assert program.run(["explain", str(demo_log()), *given, "--format", "json"]) == 4
+    written = capsysbinary.readouterr()
+    assert b"none.json: no such file" in written.err
+    document = json.loads(written.out)
+    assert len(document["servers"]) == 1
+    (source,) = (s for s in document["sources"] if s["name"] == "model")
+    assert source["status"] == "unavailable"
+    assert "none.json: no such file" in source["reason"]
 
 
 def test_the_report_says_what_a_models_config_would_add(capsysbinary):

@@ -272,7 +272,7 @@ def test_a_config_that_can_not_be_read_leaves_a_document_without_a_plan(run, tmp
         code, out, err = run(*args, "--model-config", "config.json", "--format", "json")
         found = document(out)
         assert code == 4 and found["plan"] is None and "not JSON" in err
-        assert found["sources"][-1] == {"name": "model", "status": "unavailable", "reason": "config.json: not JSON"}
+        assert found["sources"][-1] == {"name": "model", "status": "unavailable", "reason": "--model-config: config.json: not JSON"}
 
 
 def test_ranges_stand_in_the_table_and_ascii_does():

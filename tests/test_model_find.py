@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +146,37 @@ def test_the_cache_is_where_its_own_library_looks(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "hf" / "hub"
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "other"))
     assert cache_folder() == tmp_path / "other"
+
+
+# Fields that no model has
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("intermediate_size", -1),
+        ("vocab_size", 0),
+        ("head_dim", 0),
+        ("head_dim", float("nan")),
+        ("hidden_size", float("inf")),
+        ("num_key_value_heads", "8"),
+        ("num_attention_heads", True),
+        ("max_position_embeddings", 1.5),
+        ("intermediate_size", 10**30),
+        ("rope_theta", 10**400),
+        ("torch_dtype", 16),
+        ("quantization_config", "fp8"),
+    ],
+)
+def test_nonsense_is_refused_by_the_fields_name(tmp_path, field, value):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CONFIG, field: value}))
+    with pytest.raises(ModelConfigError, match=field):
+        read_file(file)
+
+
+def test_pipes_and_devices_are_told_from_missing_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(ModelConfigError, match="a pipe or device, not a file"):
+            read_file(path)

@@ -307,7 +307,7 @@ def _architecture(server: Server | None, options: dict[str, Any]) -> Found:
     try:
         return find(model, config=options["model_config"], look_here=not options["no_live"])
     except ModelConfigError as error:
-        raise ConfigUnreadableError(f"{_shown(str(error))}.") from error
+        raise ConfigUnreadableError(f"--model-config: {_shown(str(error))}.") from error
 
 
 def _draft(server: Server | None, options: dict[str, Any]) -> tuple[Architecture | None, str | None]:

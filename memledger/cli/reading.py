@@ -60,11 +60,12 @@ def read(
     for it otherwise. With `on_news` the input is followed as it grows: it is called with each new report until the user ends it.
     """
     in_force = rules(rule_files)
+    refused = _unusable(model_config)
     bar = ProgressBar() if sys.stderr is not None and sys.stderr.isatty() and on_news is None else None
 
     def on_idle(report: Report) -> bool:
         if on_news is not None:
-            on_news(complete(report, gpu_total, model_config, look_here=look_here))
+            on_news(complete(report, gpu_total, model_config, look_here=look_here, refused=refused))
         return True
 
     try:
@@ -76,8 +77,8 @@ def read(
     finally:
         if bar is not None:
             bar.finish()
-    problems = tuple(clean(problem) for problem in got.problems)
-    report = complete(got.report, gpu_total, model_config, look_here=look_here)
+    problems = tuple(clean(problem) for problem in (*got.problems, *([refused] if refused else ())))
+    report = complete(got.report, gpu_total, model_config, look_here=look_here, refused=refused)
     return ReadResult(report, problems, nothing_recognised(got))
 
 
@@ -103,13 +104,30 @@ def interrupted() -> Iterator[Callable[[], bool]]:
         restore()
 
 
+def _unusable(model_config: Path | None) -> str | None:
+    """Why the model's config that the user named can't be used; None where it can, or where none was named."""
+    if model_config is None:
+        return None
+    from memledger.model.find import ModelConfigError, find
+
+    try:
+        find(None, config=model_config)
+    except ModelConfigError as error:
+        return f"--model-config: {error}"
+    return None
+
+
 def complete(
-    report: Report, gpu_total: Total | None, model_config: Path | None = None, *, look_here: bool = False
+    report: Report,
+    gpu_total: Total | None,
+    model_config: Path | None = None,
+    *,
+    look_here: bool = False,
+    refused: str | None = None,
 ) -> Report:
     """The report closed against the card where one was given, compared with the model's arithmetic, with its findings.
 
-    Raises:
-        click.UsageError: the model's config that the user named can't be used.
+    `refused`: why the model's config that the user named can't be used; the report is then without the model.
     """
     if gpu_total is not None:
         from memledger.device import with_device_total
@@ -118,6 +136,10 @@ def complete(
             with_device_total(s, gpu_total.amount, gpu_total.basis, gpu_total.label) for s in report.servers
         )
         report = msgspec.structs.replace(report, servers=servers)
+    if refused is not None:
+        return findings.attach(
+            msgspec.structs.replace(report, sources=(*report.sources, Source("model", "unavailable", refused)))
+        )
     if model_config is None and not any(server.model for server in report.servers):
         # The model's arithmetic is not imported where there is no model.
         nothing = Source("model", "unavailable", NO_MODEL if report.servers else "no server in the input")
@@ -128,12 +150,8 @@ def complete(
 def _with_model(report: Report, model_config: Path | None, *, look_here: bool) -> Report:
     from memledger import modelled
     from memledger.findings.figures import Context
-    from memledger.model.find import ModelConfigError
 
-    try:
-        found = modelled.architectures(report, model_config, look_here=look_here)
-    except ModelConfigError as error:
-        raise click.UsageError(f"--model-config: {error}.") from error
+    found = modelled.architectures(report, model_config, look_here=look_here)
     report = modelled.checked(report, found)
     known = {id(server): Context(one.architecture) for server, one in zip(report.servers, found, strict=True)}
     # Findings judge the pool as it was printed; only then is it divided.

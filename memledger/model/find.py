@@ -24,6 +24,21 @@ from memledger.sanitize import clean
 LARGEST_CONFIG: Final = 4 * 2**20
 """Bytes of a `config.json` that are read; real ones have some kilobytes."""
 MOST_LAYERS: Final = 2048
+LARGEST_NUMBER: Final = 2**40
+"""Whole numbers above it are no field of a model."""
+_SIZES: Final = frozenset(
+    {
+        "hidden_size",
+        "head_dim",
+        "vocab_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "num_hidden_layers",
+        "max_position_embeddings",
+    }
+)
+"""Fields that are a positive whole number wherever they are given."""
+_TYPES: Final = frozenset({"torch_dtype", "dtype"})
 _CONFIG: Final = "config.json"
 _WEIGHT_FORMAT: Final = "hf_quant_config.json"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -67,7 +82,7 @@ def read_file(path: Path, name: str | None = None) -> Architecture:
 def _read_json(file: Path, shown: str) -> Mapping[str, Any]:
     try:
         if not file.is_file():
-            raise ModelConfigError(f"{shown}: no such file")
+            raise ModelConfigError(f"{shown}: {_why_no_file(file)}")
         with file.open("rb") as stream:
             data = stream.read(LARGEST_CONFIG + 1)
     except (OSError, ValueError) as error:
@@ -84,9 +99,34 @@ def _read_json(file: Path, shown: str) -> Mapping[str, Any]:
     return found
 
 
+def _why_no_file(file: Path) -> str:
+    if file.is_fifo() or file.is_char_device() or file.is_block_device() or file.is_socket():
+        return "a pipe or device, not a file: save the config.json first"
+    return "no such file" if not file.exists() else "not a file"
+
+
+def _check_sizes(part: Mapping[str, Any], shown: str) -> None:
+    """Refuse sizes that no model has, by name: a layer of nothing would come out as no bytes."""
+    for key, value in part.items():
+        if value is None:
+            continue
+        named = f"{shown}: {clean(str(key), 60)}"
+        if key in _SIZES and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ModelConfigError(f"{named} is no whole number: {clean(repr(value), 40)}")
+        if key in _SIZES and value < 1:
+            raise ModelConfigError(f"{named} is {value}, which no model has")
+        if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            raise ModelConfigError(f"{named} is larger than any model's")
+        if key in _TYPES and not isinstance(value, str):
+            raise ModelConfigError(f"{named} is no type's name: {clean(repr(value), 40)}")
+        if key == "quantization_config" and not isinstance(value, dict):
+            raise ModelConfigError(f"{named} is no JSON object")
+
+
 def _check_counts(mapping: Mapping[str, Any], shown: str) -> None:
     """Refuse a number of layers that no model has: lists of that length are made of it."""
     for part in (mapping, language_part(mapping)):
+        _check_sizes(part, shown)
         for key, value in part.items():
             layers = "layer" in key or "period" in key or "interval" in key
             if isinstance(value, int | float) and not isinstance(value, bool) and layers and abs(value) > MOST_LAYERS:
