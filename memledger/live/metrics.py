@@ -254,6 +254,11 @@ def _internal_states(server_info: Any) -> list[Mapping[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
+_COUNTS: Final = (
+    "running_requests", "queued_requests", "kv_tokens", "kv_blocks", "preemptions", "state_slots", "state_slots_used",
+)  # fmt: skip
+
+
 def _whole(engines: Sequence[Metrics]) -> Metrics:
     """All engines as one: requests and capacities add up where each says them; of usages the fullest engine's."""
     if len(engines) == 1:
@@ -266,24 +271,14 @@ def _whole(engines: Sequence[Metrics]) -> Metrics:
     def fullest(name: str) -> float | None:
         return max((v for engine in engines if (v := getattr(engine, name)) is not None), default=None)
 
+    counts: dict[str, Any] = {name: added(name) for name in _COUNTS}
+    usages: dict[str, Any] = {name: fullest(name) for name in ("kv_usage", "state_usage", "swa_usage")}
+    first = engines[0]
     return Metrics(
-        **{
-            n: added(n)
-            for n in (
-                "running_requests",
-                "queued_requests",
-                "kv_tokens",
-                "kv_blocks",
-                "preemptions",
-                "state_slots",
-                "state_slots_used",
-            )
-        },
-        **{n: fullest(n) for n in ("kv_usage", "state_usage", "swa_usage")},
-        kv_block_tokens=engines[0].kv_block_tokens if len({e.kv_block_tokens for e in engines}) == 1 else None,
-        labels={
-            n: v for n, v in engines[0].labels.items() if n != "engine" and all(e.labels.get(n) == v for e in engines)
-        },
+        **counts,
+        **usages,
+        kv_block_tokens=first.kv_block_tokens if len({e.kv_block_tokens for e in engines}) == 1 else None,
+        labels={n: v for n, v in first.labels.items() if n != "engine" and all(e.labels.get(n) == v for e in engines)},
     )
 
 
