@@ -26,6 +26,8 @@ class Card(msgspec.Struct, frozen=True):
     tolerance_gib: float
     source: str
     aliases: tuple[str, ...] = ()
+    unified: bool = False
+    """Device memory is the system's: free memory then moves with the page cache and every other program."""
 
     @property
     def total(self) -> Amount:
@@ -63,6 +65,7 @@ CARDS: Final = (
         2.0,
         "operating system's total on DGX Spark (unified memory), public logs",
         ("dgx-spark", "spark"),
+        unified=True,
     ),
     Card("MI300X", 191.7, 0.4, NVML_LESS, ("mi300",)),
     Card("MI325X", 255.7, 0.5, NVML_LESS, ("mi325",)),
@@ -123,6 +126,12 @@ def card_named(device: str) -> str | None:
         if key in map(_key, names):
             return (card.aliases or (card.name,))[0]
     return None
+
+
+def unified_total(size: int) -> bool:
+    """Whether a total that CUDA printed is that of a card with unified memory, and of no other card."""
+    near = {card.unified for card in CARDS if abs(card.total.bytes - size) <= card.total.tolerance}
+    return near == {True}
 
 
 def _key(name: str) -> str:

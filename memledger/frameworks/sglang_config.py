@@ -27,6 +27,7 @@ _INTS: Final = {
     "ep_size": "ep_size",
     "dcp_size": "dcp_size",
     "attn_cp_size": "attn_cp_size",
+    "moe_dense_tp_size": "moe_dense_tp_size",
     "nnodes": "nnodes",
     "max_running_requests": "max_running_requests",
     "context_length": "context_length",
@@ -67,6 +68,7 @@ _TEXTS: Final = {
 }
 _FLAGS: Final = {
     "enable_dp_attention": "dp_attention",
+    "enable_dp_lm_head": "dp_lm_head",
     "enable_hierarchical_cache": "host_cache",
     "enable_lora": "lora",
     "enable_memory_saver": "memory_saver",

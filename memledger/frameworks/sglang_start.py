@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from memledger.cards import unified_total
 from memledger.events import Event
 from memledger.frameworks.arguments import as_int
 from memledger.frameworks.exceptions import RootCause, is_requests, is_wrapper
@@ -703,7 +704,11 @@ class StartBuilder:
         if total is None and failed is not None and not self.totals:
             total = failed.total_bytes if failed.total_bytes >= LEAST_TOTAL else None
         line = self.totals_line if self.totals else failed.line if failed is not None else None
-        known = Gpu(kind=gpu.kind, index=failed.gpu if failed is not None else None, total_bytes=total)
+        # The line of totals stands only where the driver's tool has no figure, as on unified memory: with the total of such
+        # a card it says which machine this is, though no line names it.
+        unified = True if total is not None and self.totals and unified_total(total) else None
+        index = failed.gpu if failed is not None else None
+        known = Gpu(kind=gpu.kind, index=index, total_bytes=total, unified_memory=unified)
         return known, (line,) if line is not None else ()
 
     def _failed_allocation(self, rank: RankBuilder) -> FailedAllocation | None:

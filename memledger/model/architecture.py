@@ -217,13 +217,20 @@ class Architecture(msgspec.Struct, frozen=True):
 
 
 class Parallel(msgspec.Struct, frozen=True):
-    """How the model is spread: sizes as the engines name them; `attention_tp` differs from `tp` under DP attention."""
+    """How the model is spread: sizes as the engines name them; `attention_tp` differs from `tp` under DP attention.
+
+    SGLang only: `moe_dense_tp`: ranks that share a dense block of a model with experts (None: all); `dp_lm_head`: the head
+    is divided over the attention ranks; `whole_shared_experts`: shared experts are on every rank (all-to-all backends).
+    """
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
     dp: int = 1
     dp_attention: bool = False
+    moe_dense_tp: int | None = None
+    dp_lm_head: bool = False
+    whole_shared_experts: bool = False
 
     @property
     def attention_tp(self) -> int:

@@ -27,6 +27,8 @@ _KV_POOLS: Final = frozenset(
 _STATE_POOLS: Final = frozenset({"recurrent_state/conv", "recurrent_state/ssm"})
 _OWN_DRAFT: Final = ("mtp", "nextn")
 """Speculation with the model's own prediction layers."""
+_ALL_TO_ALL: Final = frozenset({"deepep", "mooncake", "ascend_fuseep"})
+"""SGLang's backends with which shared experts are on every rank (`models/deepseek_v2.py`, 0.5.5 to 0.5.23)."""
 _NO_DRAFT_MODEL: Final = frozenset({"ngram", "suffix", "lookahead", "[ngram]"})
 
 
@@ -87,6 +89,9 @@ def parallel_of(server: Server) -> Parallel:
         ep=config.get("ep_size") or 1,
         dp=config.get("dp_size") or 1,
         dp_attention=bool(config.get("dp_attention")),
+        moe_dense_tp=config.get("moe_dense_tp_size"),
+        dp_lm_head=bool(config.get("dp_lm_head")),
+        whole_shared_experts=config.get("moe_communication_backend") in _ALL_TO_ALL,
     )
 
 

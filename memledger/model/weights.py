@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Final, Literal
 
@@ -36,10 +36,12 @@ from memledger.model.dtypes import element_bytes
 from memledger.model.kv import kv_heads_per_gpu
 from memledger.model.layers import stage_sizes
 from memledger.model.state import mamba2_groups
-from memledger.units import Amount
+from memledger.units import MIB, Amount
 
 Framework = Literal["sglang", "vllm"]
-Part = Literal["embedding", "attention", "state", "experts", "feed_forward", "norms", "rope", "vision", "draft"]
+Part = Literal[
+    "embedding", "attention", "state", "experts", "feed_forward", "norms", "rope", "vision", "draft", "allocator"
+]
 
 VOCABULARY_MULTIPLE: Final = 64
 """Both engines pad the vocabulary to a multiple of 64 (`DEFAULT_VOCAB_PADDING_SIZE`) and of the tensor parallel size."""
@@ -56,6 +58,13 @@ REPACKED_ABOVE: Final = Fraction(15, 1000)
 NAMED_ONLY_TOLERANCE: Final = Fraction(30, 1000)
 """When only the name says how the weights are quantised, group size and skipped modules are assumed."""
 VISION_TOLERANCE: Final = Fraction(15, 100)
+FINEST_GROUP: Final = 32
+"""Weights that share a scale in the finest 4-bit copies; known by name only, anything from that to one scale per channel."""
+
+LARGE_ALLOCATION: Final = 10 * MIB
+SEGMENT_MULTIPLE: Final = 2 * MIB
+UNSPLIT: Final = MIB
+"""torch's caching allocator (`c10/cuda/CUDACachingAllocator.cpp`, 2.1 to 2.9: `kMinLargeAlloc`, `kRoundLarge`, `kSmallSize`)."""
 
 UNKNOWN_POSITIONS: Final = 2**18
 """Rows of a rotary table that the range allows for where the model's context length is not known."""
@@ -66,13 +75,17 @@ MARLIN_HIDDEN: Final = 256
 
 
 class Matrix(msgspec.Struct, frozen=True):
-    """A weight on one GPU: `elements`, and whether a quantised checkpoint quantises it. `name` as in the checkpoint."""
+    """A weight on one GPU: `elements`, and whether a quantised checkpoint quantises it. `name` as in the checkpoint.
+
+    `tensors`: shares of the tensors in which the engine holds it (experts: gate and up in one, down in another).
+    """
 
     part: Part
     name: str
     elements: int
     linear: bool = True
     float32: bool = False
+    tensors: tuple[int, ...] = (1,)
 
 
 class WeightBytes(msgspec.Struct, frozen=True):
@@ -196,29 +209,37 @@ def _up(value: int, multiple: int) -> int:
 
 
 def _experts(m: MoeMlp, hidden: int, parallel: Parallel, *, marlin: bool) -> Iterator[Matrix]:
-    """Experts whole on `ep` groups of GPUs, each cut over the `tp / ep` GPUs of its group; router on every GPU."""
+    """Experts whole on `ep` groups of GPUs, each cut over the `tp / ep` GPUs of its group; router on every GPU.
+
+    Shared experts are cut over all GPUs, but whole on each where an all-to-all backend exchanges tokens: SGLang
+    `models/deepseek_v2.py` and its heirs (`tp_size=1` of `shared_experts` with DeepEP and Mooncake).
+    """
     count = _share(m.experts, parallel.ep)
     inner = _share(m.intermediate, max(1, parallel.tp // parallel.ep))
     width = m.width or hidden
     size = (3 if m.gated else 2) * width * inner
     if marlin:
         size = (3 if m.gated else 2) * _up(width, MARLIN_HIDDEN) * _up(inner, MARLIN_INTERMEDIATE)
-    yield Matrix("experts", "experts" if m.beside_dense else "mlp.experts", count * size)
+    tensors = (2, 1) if m.gated else (1, 1)
+    yield Matrix("experts", "experts" if m.beside_dense else "mlp.experts", count * size, tensors=tensors)
     if m.bias:
         yield Matrix("experts", "mlp.experts.bias", count * (2 * inner + width), linear=False)
     if m.width:
         yield Matrix("experts", "mlp.latent_proj", 2 * hidden * m.width)
     yield Matrix("experts", "mlp.gate", hidden * m.experts + m.experts, linear=False)
     if m.shared_intermediate:
-        yield from _dense(
-            m.shared_intermediate, m.gated, hidden, parallel.tp, "mlp" if m.beside_dense else "mlp.shared_experts"
-        )
+        name, cut = ("mlp", parallel.tp) if m.beside_dense else ("mlp.shared_experts", parallel.tp)
+        if parallel.whole_shared_experts and not m.beside_dense:
+            cut = 1
+        yield from _dense(m.shared_intermediate, m.gated, hidden, cut, name)
     if m.shared_gate:
         yield Matrix("feed_forward", "mlp.shared_expert_gate", hidden, linear=False)
 
 
-def layer_matrices(layer: Layer, hidden: int, parallel: Parallel, *, marlin: bool = False) -> Iterator[Matrix]:
-    """The weights of one layer on one GPU."""
+def layer_matrices(
+    layer: Layer, hidden: int, parallel: Parallel, *, marlin: bool = False, dense_tp: int | None = None
+) -> Iterator[Matrix]:
+    """The weights of one layer on one GPU. `dense_tp`: GPUs that share a dense block, where not all of them do."""
     tp, norms = parallel.attention_tp, 0
     if isinstance(layer.attention, Attention):
         yield from _attention(layer.attention, hidden, tp)
@@ -228,7 +249,7 @@ def layer_matrices(layer: Layer, hidden: int, parallel: Parallel, *, marlin: boo
         yield from _state(layer.state, hidden, tp)
     norms += layer.attention is not None or layer.state is not None
     if isinstance(layer.mlp, DenseMlp):
-        yield from _dense(layer.mlp.intermediate, layer.mlp.gated, hidden, parallel.tp, "mlp")
+        yield from _dense(layer.mlp.intermediate, layer.mlp.gated, hidden, dense_tp or parallel.tp, "mlp")
     elif layer.mlp is not None:
         yield from _experts(layer.mlp, hidden, parallel, marlin=marlin)
     norms += layer.mlp is not None
@@ -373,24 +394,75 @@ def _stage_matrices(
     """Every weight of one GPU of a stage, names as in a checkpoint without `model.`."""
     sizes = stage_sizes(len(arch.layers), parallel.pp, framework)
     first = sum(sizes[:stage])
+    sparse = any(isinstance(layer.mlp, MoeMlp) for layer in arch.layers)
+    dense_tp = parallel.moe_dense_tp if sparse else None
     for index in range(first, first + sizes[stage]):
-        for matrix in layer_matrices(arch.layers[index], arch.hidden, parallel, marlin=marlin):
+        for matrix in layer_matrices(arch.layers[index], arch.hidden, parallel, marlin=marlin, dense_tp=dense_tp):
             yield msgspec.structs.replace(matrix, name=f"layers.{index}.{matrix.name}")
-    padded = _up(arch.vocabulary, VOCABULARY_MULTIPLE)
     last = stage == parallel.pp - 1
     if stage == 0 or (last and arch.tied_embeddings):
-        rows = _up(padded, parallel.attention_tp) // parallel.attention_tp
-        yield Matrix("embedding", "embed_tokens", rows * arch.hidden, linear=False)
+        yield Matrix("embedding", "embed_tokens", _embedding_elements(arch, parallel), linear=False)
     if last:
         yield Matrix("norms", "norm", arch.hidden, linear=False)
         if not arch.tied_embeddings:
-            yield Matrix("embedding", "lm_head", _up(padded, parallel.tp) // parallel.tp * arch.hidden, linear=False)
+            yield Matrix("embedding", "lm_head", _head_elements(arch, parallel), linear=False)
         if draft:
             for index, layer in enumerate(arch.draft_layers):
                 for matrix in layer_matrices(layer, arch.hidden, parallel, marlin=marlin):
                     name = f"layers.{len(arch.layers) + index}.{matrix.name}"
                     yield msgspec.structs.replace(matrix, part="draft", name=name)
             yield Matrix("draft", "mtp.fc", _draft_extra(arch), linear=False)
+
+
+def _embedding_elements(arch: Architecture, parallel: Parallel) -> int:
+    """The embedding on one GPU: rows over the GPUs; whole on each under DP attention.
+
+    Source: SGLang `models/deepseek_v2.py`, `qwen3_moe.py` (`enable_tp=not is_dp_attention_enabled()`). Some later models
+    divide it over the attention ranks instead (`use_attn_tp_group`), which the range allows for.
+    """
+    cut = 1 if parallel.dp_attention else parallel.tp
+    return _up(_up(arch.vocabulary, VOCABULARY_MULTIPLE), cut) // cut * arch.hidden
+
+
+def _head_elements(arch: Architecture, parallel: Parallel) -> int:
+    """The output head on one GPU: over all of them, or (`--enable-dp-lm-head`) over the attention ranks."""
+    cut = parallel.attention_tp if parallel.dp_lm_head else parallel.tp
+    return _up(_up(arch.vocabulary, VOCABULARY_MULTIPLE), cut) // cut * arch.hidden
+
+
+def shared_with_target(arch: Architecture, parallel: Parallel, dtype: str | None = None) -> int:
+    """Bytes of the embedding and head that a prediction module brings along and gives back for the target's, on one GPU.
+
+    Source: SGLang `speculative/eagle_worker.py` (`set_embed_and_head`): the module is loaded whole, then its own are dropped.
+    """
+    return (_embedding_elements(arch, parallel) + _head_elements(arch, parallel)) * element_bytes(dtype or arch.dtype)
+
+
+def _tensor_key(matrix: Matrix) -> str:
+    """Weights that the engine holds in one tensor have the same key: queries with keys and values, gate with up."""
+    layer, _, rest = matrix.name.partition(".self_attn.")
+    if rest in {"q_proj", "k_proj", "v_proj"}:
+        return f"{layer}.qkv"
+    for ending in (".gate_proj", ".up_proj"):
+        if matrix.name.endswith(ending):
+            return f"{matrix.name.removesuffix(ending)}.gate_up"
+    return matrix.name
+
+
+def allocator_rounding(sizes: Iterable[int]) -> int:
+    """Bytes by which torch's blocks exceed tensors of these sizes: what vLLM's figure, allocated bytes, counts beside them.
+
+    An allocation of 10 MiB and more gets a segment of whole 2 MiB; what is left of it is split off only above 1 MiB, else
+    it belongs to the block. Smaller ones come from shared segments and are exact but for the last.
+
+    Source: torch `c10/cuda/CUDACachingAllocator.cpp`: `get_allocation_size`, `should_split` (without expandable segments).
+    """
+    extra = 0
+    for size in sizes:
+        left = -size % SEGMENT_MULTIPLE
+        if size >= LARGE_ALLOCATION and left <= UNSPLIT:
+            extra += left
+    return extra
 
 
 def _stage_bytes(
@@ -410,7 +482,9 @@ def _stage_bytes(
     bits = quantized_bits(quantization) if quantization else Fraction(8 * width)
     skips = _Skips(quantization.skipped if quantization else ())
     parts: dict[Part, Fraction] = {}
-    doubtful = Fraction(0)
+    doubtful, doubtful_below = Fraction(0), Fraction(0)
+    tensors: dict[str, Fraction] = {}
+    repacked: dict[str, Fraction] = {}
     for matrix in _stage_matrices(arch, parallel, framework, stage, draft=draft, marlin=marlin):
         if quantization and matrix.linear and matrix.name not in skips:
             taken = matrix.elements * bits / 8
@@ -419,8 +493,17 @@ def _stage_bytes(
                 doubtful += matrix.elements * width - taken
             elif matrix.name.endswith("kv_b_proj"):
                 doubtful += 2 * matrix.elements
+            if quantization.named_only and quantization.bits == 4 and quantization.group:
+                finest = Fraction(16 + quantization.bits, FINEST_GROUP) + quantization.bits
+                doubtful += matrix.elements * (finest - bits) / 8
+                doubtful_below += matrix.elements * (bits - quantization.bits) / 8
+            held = repacked
         else:
             taken = Fraction(matrix.elements * (4 if matrix.float32 else width))
+            held = tensors
+        for number, share in enumerate(matrix.tensors):
+            key = f"{_tensor_key(matrix)}.{number}"
+            held[key] = held.get(key, Fraction(0)) + taken * share / sum(matrix.tensors)
         parts[matrix.part] = parts.get(matrix.part, Fraction(0)) + taken
     parts["rope"] = Fraction(_rope_bytes(arch, framework, width))
     notes: list[str] = []
@@ -437,6 +520,12 @@ def _stage_bytes(
         vision = Fraction((arch.vision_parameters or 0) * width)
         parts["vision"] = vision
         notes.append("vision tower estimated" if vision else "vision tower not counted: its size is not known")
+    if framework == "vllm":
+        parts["allocator"] = Fraction(allocator_rounding(int(size) for size in tensors.values()))
+        doubtful_below += parts["allocator"]
+        doubtful += allocator_rounding(int(size) for size in repacked.values())
+    if parallel.dp_attention and stage == 0:
+        doubtful_below += parts["embedding"] * (parallel.attention_tp - 1) / parallel.attention_tp
     total = sum(parts.values(), Fraction(0))
     above = VLLM_TOLERANCE if framework == "vllm" else SGLANG_ABOVE
     below = VLLM_TOLERANCE if framework == "vllm" else SGLANG_BELOW
@@ -450,7 +539,7 @@ def _stage_bytes(
     whole_parts = {name: round(value) for name, value in parts.items() if value}
     return WeightBytes(
         bytes=size,
-        low=int(total * (1 - below) - vision * VISION_TOLERANCE),
+        low=int(total * (1 - below) - vision * VISION_TOLERANCE - doubtful_below),
         high=int(total + more + vision * VISION_TOLERANCE + doubtful) + 1,
         parts=_summing_to(whole_parts, size),
         notes=tuple(notes),
