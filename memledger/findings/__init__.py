@@ -1,6 +1,6 @@
 """Conclusions from a ledger: each finding is a pure function of one `Server`, with a stable code.
 
-ML1xx recurrent state, ML2xx failures, ML3xx the balance, ML4xx host memory, ML5xx KV cache and capacity, ML6xx CUDA graphs
+ML0xx the running machine, ML1xx recurrent state, ML2xx failures, ML3xx the balance, ML4xx host memory, ML5xx KV cache and capacity, ML6xx CUDA graphs
 and budget, ML7xx comparability and contradictions, ML8xx configuration, ML9xx the model's arithmetic. `memledger.findings.catalogue` has a page for each.
 
 A new finding is a function `(server, context) -> Finding | None` in `_FAMILIES` and a page in the catalogue. `context` holds
@@ -22,6 +22,7 @@ from memledger.findings import (
     graphs,
     host,
     limits,
+    live,
     modelled,
     pools,
     state,
@@ -80,6 +81,7 @@ _FAMILIES: Final[tuple[Family, ...]] = (
     modelled.state_differs,
     modelled.state_in_the_pool,
     modelled.state_twice_as_wide,
+    *live.FAMILIES,
 )
 
 

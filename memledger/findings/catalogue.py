@@ -20,6 +20,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 GROUPS: Final = {
+    "ML0": "The running machine",
     "ML1": "Recurrent state",
     "ML2": "Failures",
     "ML3": "The balance, and others on the GPU",
@@ -32,6 +33,91 @@ GROUPS: Final = {
 }
 
 PAGES: Final[tuple[Page, ...]] = (
+    Page(
+        "ML001",
+        "other processes on the GPU",
+        "warning from 10 % of the card; else note",
+        "Who else holds memory on the server's GPU, by the driver's list: process id, user, command, size.",
+        "With --pid or --smi: processes that are not the server's hold 256 MiB and more on one of its GPUs.",
+        "The driver lists no processes (WSL, some MIG and vGPU set-ups, containers): then the sources say so.",
+        "End them, or give the server another GPU. vLLM takes a fraction of the whole card: lower --gpu-memory-utilization by their share.",
+    ),
+    Page(
+        "ML002",
+        "workers of a dead server",
+        "warning",
+        "Processes with the title of an engine's worker, and no server above them any more, still hold memory; or processes of this "
+        "server have ended and are not collected.",
+        "With --pid: such a process is in the driver's list, or in the server's tree.",
+        "Process ids can't be told apart (inside a container).",
+        "The finding names the process ids to end.",
+    ),
+    Page(
+        "ML003",
+        "contexts of the server's other processes",
+        "note",
+        "The launcher, or ranks of other GPUs, have a CUDA context on this GPU as well: some hundred MiB each, more with libraries.",
+        "With --pid: they hold 256 MiB and more together on one GPU.",
+        "The driver's process ids are not ours.",
+        "CUDA_VISIBLE_DEVICES for each rank, or a newer release of the engine; a model's own code that calls torch.cuda without a device.",
+    ),
+    Page(
+        "ML004",
+        "growth since the start",
+        "warning where little is free (2 %) or it grew by 10 % of the card; else note",
+        "What the process holds beyond its ledger and a CUDA context (0.3 to 0.6 GiB, assumed). Pools do not grow: it is what torch's "
+        "allocator keeps after large batches, and kernels and libraries loaded on first use.",
+        "More than 0.5 GiB and 1 % of the card beyond the figures' tolerance and, on vLLM, beyond the profiled activation peak.",
+        "The driver gives no figure for the process; the log is another start's.",
+        "Smaller prefill batches; a lower memory fraction where little is free.",
+    ),
+    Page(
+        "ML005",
+        "pools in use now",
+        "info; note where a pool is 90 % full and requests wait",
+        "What of the reserved KV cache and recurrent state is in use at this moment, by the server's own metrics.",
+        "With --pid: the metrics answer. One moment is no peak: nothing is called idle because of it.",
+        "Metrics are off (SGLang: --enable-metrics) or do not answer.",
+        "`memledger ps` shows it for every server; the log's peaks decide whether a pool is too large.",
+    ),
+    Page(
+        "ML006",
+        "log of another start",
+        "warning",
+        "The log that was given, or found, is not the running process's: its process ids, model, port or times differ. It is read as "
+        "any log, and not lined up with the GPU.",
+        "With --pid: something in the log contradicts the process, and nothing in any of its starts fits it.",
+        "Nothing can be compared: then the report says that the log was not verified.",
+        "Give the log that the server writes now (`memledger ps` says where it is).",
+    ),
+    Page(
+        "ML007",
+        "memory fraction and what is held",
+        "note where it is exceeded; info where it is met",
+        "vLLM's --gpu-memory-utilization bounds weights, profiled peak and KV cache. The CUDA context, graphs beyond their estimate, and "
+        "growth come on top: the process may hold more than the fraction.",
+        "With --pid or --smi: the fraction is known and the driver gives the process's figure.",
+        "SGLang, whose fraction is of what was free before loading (its budget stands in the report).",
+        "A lower fraction where the card is shared.",
+    ),
+    Page(
+        "ML008",
+        "memory of no listed process",
+        "warning",
+        "More is in use than all listed processes, the driver's part and free memory account for.",
+        "With --pid or --smi: what is unattributed on one GPU lies beyond the tolerance and 1 % of the card.",
+        "The driver gives no figures by process.",
+        "Look on the host, outside the container: workers left behind after `docker rm -f`, or processes of another namespace.",
+    ),
+    Page(
+        "ML009",
+        "capacity lost to memory faults",
+        "note",
+        "Retired pages or remapped rows took capacity from the card.",
+        "With --pid or --smi: 64 MiB and more.",
+        "The driver does not tell it.",
+        "Compare with the other cards of its kind; replace it when it grows.",
+    ),
     Page(
         "ML101",
         "state slots idle",

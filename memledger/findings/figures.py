@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from memledger import words as n
-from memledger.ledger import Evidence, Rank, Server, account_total
+from memledger.ledger import Evidence, Live, Rank, Server, account_total
 from memledger.units import MIB
 
 if TYPE_CHECKING:
@@ -21,9 +21,10 @@ WORTH_SAYING: Final = 256 * MIB
 
 
 class Context(msgspec.Struct, frozen=True):
-    """What a finding may know beside the server: the model's architecture, where it was found."""
+    """What a finding may know beside the server: the model's architecture, and the running machine, where they are known."""
 
     architecture: Architecture | None = None
+    live: Live | None = None
 
 
 NO_CONTEXT: Final = Context()

@@ -58,7 +58,9 @@ def check(servers: Sequence[Server], live: LiveServer) -> LogCheck:
 def _compare(server: Server, live: LiveServer) -> _Points:
     points = _Points([], [])
     if server.framework != live.framework:
-        points.differ.append(f"the log is {_FRAMEWORKS[server.framework]}'s, the process is {_FRAMEWORKS[live.framework]}")
+        points.differ.append(
+            f"the log is {_FRAMEWORKS[server.framework]}'s, the process is {_FRAMEWORKS[live.framework]}"
+        )
         return points
     same_process = _pids(server, live, points)
     _model(server, live, points)
@@ -75,7 +77,9 @@ def _pids(server: Server, live: LiveServer, points: _Points) -> bool:
     known = {pid for p in live.processes for pid in (p.pid, *p.namespace_pids)}
     common = sorted(logged & known)
     if common:
-        points.agree.append(f"process {common[0]} is in both" if len(common) == 1 else f"{len(common)} process ids are in both")
+        points.agree.append(
+            f"process {common[0]} is in both" if len(common) == 1 else f"{len(common)} process ids are in both"
+        )
         points.strong = True
         return True
     if live.container is not None and all(len(p.namespace_pids) < 2 for p in live.processes):
