@@ -26,6 +26,7 @@ class Layout(msgspec.Struct, frozen=True):
     dp_attention: bool = False
     base: int = 0
     step: int = 1
+    first_dp: int = 0
 
     def position(self, rank: Process) -> int:
         """Which of the visible GPUs a rank takes, counted from 0.
@@ -34,7 +35,7 @@ class Layout(msgspec.Struct, frozen=True):
         tensor-parallel ranks (managers/data_parallel_controller.py). vLLM: the local rank, engines one after the other
         (v1/engine/utils.py, CoreEngineProcManager).
         """
-        dp, pp, tp = rank.dp or 0, rank.pp or 0, rank.tp or 0
+        dp, pp, tp = max(0, (rank.dp or 0) - self.first_dp), rank.pp or 0, rank.tp or 0
         tp_here = max(1, self.tp // self.nodes) if self.pp < self.nodes or self.pp == 1 else self.tp
         pp_here = max(1, self.pp // max(1, self.nodes // max(1, self.tp // tp_here)))
         local = (pp % pp_here) * tp_here + tp % tp_here
@@ -61,6 +62,7 @@ def layout(framework: Framework, flags: Mapping[str, str | bool], ranks: Sequenc
         bool(flags.get("enable_dp_attention")),
         as_int(flags.get("base_gpu_id")) or 0 if framework == "sglang" else 0,
         as_int(flags.get("gpu_id_step")) or 1 if framework == "sglang" else 1,
+        as_int(flags.get("data_parallel_start_rank")) or 0,
     )
 
 

@@ -158,10 +158,15 @@ def _vllm_engine(points: Sequence[Point], engines: int) -> Metrics:
         kv_usage=_share(_largest(points, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")),
         kv_tokens=_count(info.get("kv_cache_size_tokens")),
         kv_blocks=_count(info.get("num_gpu_blocks")) if engines == 1 else None,
-        kv_block_tokens=_count(info.get("block_size")),
+        kv_block_tokens=_count(info.get("block_size")) if _block_size_is_resolved(info) else None,
         preemptions=_sum(points, "vllm:num_preemptions_total", "vllm:num_preemptions"),
         labels=labels,
     )
+
+
+def _block_size_is_resolved(info: Mapping[str, str]) -> bool:
+    """Whether the front end's block size is the engine's. Before 0.24 it was not told when a hybrid's blocks were enlarged."""
+    return "kv_cache_size_tokens" in info or info.get("mamba_block_size", "None") == "None"
 
 
 # -------------------------------------------------------------------------------------------------------------- SGLang

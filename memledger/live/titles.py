@@ -143,9 +143,9 @@ def _ranks(text: str) -> dict[str, int]:
 
 def read_comm(comm: str) -> Title | None:
     """What a process is by its name cut to 15 characters; its rank may be cut off and is then unknown."""
-    if len(comm) < COMM_LENGTH and (known := read_title(comm)):
-        return known
-    return _CUT.get(comm[:COMM_LENGTH])
+    if len(comm) < COMM_LENGTH:
+        return read_title(comm)
+    return next((title for start, title in _CUT.items() if comm.startswith(start)), None)
 
 
 def read_command(arguments: Sequence[str]) -> Framework | None:
@@ -265,3 +265,8 @@ def served_model(framework: Framework, arguments: Sequence[str]) -> str | None:
         if behind and not behind[0].startswith("-"):
             return clean(behind[0], LONGEST_ARGUMENT)
     return None
+
+
+def is_python(arguments: Sequence[str]) -> bool:
+    """Whether a command line runs a Python interpreter."""
+    return bool(arguments) and bool(_PYTHON.match(PurePosixPath(arguments[0]).name))
