@@ -10,7 +10,7 @@ from memledger.events import Event
 from memledger.units import Amount
 
 OWN_PROCESS_NOTE: Final = (
-    "listed under the host's process id, as in a container: together with another process it would exceed the GPU"
+    "listed under the host's process id, as in a container: beside it there is no room for what torch itself reserved"
 )
 
 _TORCH_TIME: Final = re.compile(r"(?:\[rank\d+\]: ?)?\[[EWIF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)")
@@ -21,7 +21,7 @@ def own_process(event: Event) -> int | None:
 
     In a container with process ids of its own, the driver reports the host's, and torch finds no entry that is its own
     (c10/cuda/CUDACachingAllocator.cpp compares ids). What torch itself reserved must then be inside the largest entry,
-    and beside it there is no room on the GPU.
+    and beside all entries there is no room for it in what is in use on the GPU (total minus free).
     """
     sizes = event.fields.get("other")
     total, allocated = event.amount("total"), event.amount("allocated")
@@ -30,15 +30,16 @@ def own_process(event: Event) -> int | None:
     # "Not available" stands in this place, too: then the entry is known and only its size is not.
     if event.fields.get("process", ()) is None and "this process has" in event.message:
         return None
+    used = total - (event.amount("free") or Amount(0))
     reserved = allocated + (event.amount("unallocated") or Amount(0))
     known = [(i, size) for i, size in enumerate(sizes) if isinstance(size, Amount)]
     if not known:
         return None
     held = sum(size.bytes for _, size in known)
-    slack = total.tolerance + reserved.tolerance + sum(size.tolerance for _, size in known)
+    slack = used.tolerance + reserved.tolerance + sum(size.tolerance for _, size in known)
     index, largest = max(known, key=lambda item: item[1].bytes)
     inside = largest.bytes + slack >= reserved.bytes
-    return index if inside and held + reserved.bytes > total.bytes + slack else None
+    return index if inside and held + reserved.bytes > used.bytes + slack else None
 
 
 def printed_time(event: Event) -> str | None:
