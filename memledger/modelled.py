@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from memledger.ledger import Entry, Rank, Report, Server, Source
+from memledger.ledger import Entry, Rank, Report, Residual, Server, Source, close
 from memledger.model.architecture import Architecture, NotModelledError
 from memledger.model.find import Found, find
+from memledger.units import MIB, Amount
 
 POOL: Final = "kv_cache/pool"
 
@@ -71,12 +72,86 @@ def check_server(server: Server, arch: Architecture) -> Server:
             if key not in known:
                 known[key] = check.checked(server, arch, rank, entry)
             entries.append(msgspec.structs.replace(entry, detail=known[key].detail))
-        ranks.append(msgspec.structs.replace(rank, entries=tuple(entries)))
+        ranks.append(_with_released(server, arch, msgspec.structs.replace(rank, entries=tuple(entries))))
     return msgspec.structs.replace(server, ranks=tuple(ranks))
 
 
 def _with(entry: Entry, modelled: dict[str, Any]) -> Entry:
     return msgspec.structs.replace(entry, detail={**entry.detail, "modelled": modelled})
+
+
+RELEASED_SHARE: Final = 0.05
+RELEASED_MOVES: Final = 64 * MIB
+"""How near a stage's rise of free memory must be to the formula's size, beside the readings' rounding."""
+
+
+def _with_released(server: Server, arch: Architecture, rank: Rank) -> Rank:
+    """The rank with `released`: the embedding and head that a prediction module gave back, where a stage shows that size.
+
+    The draft's load counts them and free memory rises again once the target's are shared with it, in the stage in which
+    the allocator returns them: no line says so, and without the entry the ledger counts them twice. Elsewhere the residual stays.
+    """
+    from memledger.model import check
+
+    if server.framework != "sglang" or any(e.account == "released" for e in rank.entries):
+        return rank
+    draft = next((e for e in rank.entries if e.account == "weights/draft"), None)
+    if draft is None:
+        return rank
+    try:
+        size = check.released_after_draft(server, arch, rank)
+    except NotModelledError:
+        return rank
+    place = _rise(rank, size)
+    if place is None:
+        return rank
+    stage = rank.stages[place]
+    back = Entry(
+        "released",
+        -size,
+        0,
+        "modelled",
+        {"what": "the draft's own embedding and head, given back for the target's", "formula": _RELEASED_FORMULA},
+        draft.evidence,
+        f"{stage.name}/draft" if stage.name in {"warmup", "graphs"} else stage.name,
+    )
+    left = stage.residual
+    assert left.bytes is not None
+    stages = list(rank.stages)
+    stages[place] = msgspec.structs.replace(stage, residual=msgspec.structs.replace(left, bytes=left.bytes + size))
+    held = tuple(e for e in rank.entries if e.account != "free")
+    entries = (*held, back, *(e for e in rank.entries if e.account == "free"))
+    return msgspec.structs.replace(rank, entries=entries, stages=tuple(stages), residual=_closed_again(rank, entries))
+
+
+_RELEASED_FORMULA: Final = "(embedding rows + head rows) x hidden x element, of one GPU"
+
+
+def _rise(rank: Rank, size: int) -> int | None:
+    """The stage, from the draft's load on, in which free memory rose by about `size` more than its entries say."""
+    names = [stage.name for stage in rank.stages]
+    if "draft_weights" not in names:
+        return None
+    for place in range(names.index("draft_weights"), len(names)):
+        left = rank.stages[place].residual
+        if left.bytes is None or left.bytes >= 0:
+            continue
+        near = (left.tolerance_bytes or 0) + max(RELEASED_MOVES, int(size * RELEASED_SHARE))
+        if abs(left.bytes + size) <= near:
+            return place
+    return None
+
+
+def _closed_again(rank: Rank, entries: tuple[Entry, ...]) -> Residual:
+    """The rank's residual with one entry more; what was open stays open, for the same reason."""
+    old = rank.residual
+    if old.opening_bytes is None:
+        return old
+    counted = [e for e in entries if not e.account.startswith("host/")]
+    known = sum(e.tolerance_bytes for e in counted)
+    opening = Amount(old.opening_bytes, max(0, (old.tolerance_bytes or 0) - known))
+    unified = bool(rank.gpu.unified_memory)
+    return close(old.base, opening, entries, open_reason=old.reason, unified_memory=unified, evidence=old.evidence)
 
 
 def _pool_details(server: Server, arch: Architecture) -> dict[int, dict[str, Any]]:

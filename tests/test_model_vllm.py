@@ -26,6 +26,7 @@ from memledger.model.architecture import (
     Parallel,
     ShortConvolution,
 )
+from memledger.model.layers import stage_sizes
 from memledger.model.vllm import CacheLayer, Settings
 from memledger.units import GIB, MIB, parse_amount
 
@@ -627,8 +628,8 @@ def test_pages_of_another_size_get_a_larger_block_or_are_padded():
 
 
 def test_pipeline_stages_hold_their_layers_and_the_fewest_blocks_count():
-    assert vllm_facts.stage_sizes(62, 4) == (15, 16, 16, 15)
-    assert vllm_facts.stage_sizes(10, 4) == (2, 3, 3, 2)
+    assert stage_sizes(62, 4, "vllm") == (15, 16, 16, 15)
+    assert stage_sizes(10, 4, "vllm") == (2, 3, 3, 2)
     pool = vllm.pool_of(LLAMA_8B, Parallel(pp=3), "0.33.0", 8192)
     assert pool.stage_block_bytes == (11 * 65536, 11 * 65536, 10 * 65536)
     assert vllm.blocks(pool, 11 * 65536 * 7) == 7

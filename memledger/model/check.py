@@ -5,15 +5,17 @@ Nothing is adjusted: an entry keeps its figure, and its detail gets what the mod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from memledger.ledger import Entry, Rank, Server
-from memledger.model import kv, state, weights
+from memledger.model import kv, sglang_inputs, sglang_state, state, weights
 from memledger.model.architecture import Architecture, LatentAttention, NotModelledError, Parallel
 from memledger.model.dtypes import is_float8, normal_name
+from memledger.model.sglang_rules import version_of
 from memledger.units import MIB
 
 SHARE: Final = 0.005
@@ -29,6 +31,8 @@ _OWN_DRAFT: Final = ("mtp", "nextn")
 """Speculation with the model's own prediction layers."""
 _ALL_TO_ALL: Final = frozenset({"deepep", "mooncake", "ascend_fuseep"})
 """SGLang's backends with which shared experts are on every rank (`models/deepseek_v2.py`, 0.5.5 to 0.5.23)."""
+_PREDICTION_CLASS: Final = re.compile(r"(?:NextN|MTP)$", re.IGNORECASE)
+"""SGLang's classes of a model's own prediction module (`DeepseekV3ForCausalLMNextN`, `Qwen3_5ForCausalLMMTP`)."""
 _NO_DRAFT_MODEL: Final = frozenset({"ngram", "suffix", "lookahead", "[ngram]"})
 
 
@@ -177,6 +181,44 @@ def _refuse_weights(server: Server, arch: Architecture) -> None:
         raise NotModelledError("how experts are spread over data parallel ranks is not modelled")
 
 
+def draft_is_own(server: Server, rank: Rank) -> bool:
+    """Whether what SGLang loaded as a draft is the model's own prediction module, by the class name it printed."""
+    types = [e.detail.get("type") for e in rank.entries if e.account == "weights/draft"]
+    return bool(types) and all(isinstance(name, str) and _PREDICTION_CLASS.search(name) for name in types)
+
+
+def _refuse_other_drafts(server: Server, rank: Rank) -> None:
+    if not draft_is_own(server, rank):
+        raise NotModelledError("the draft's layers are not known")
+    if (server.config.get("pp_size") or 1) > 1:
+        raise NotModelledError("a draft over pipeline stages is not modelled")
+
+
+def expected_draft_weights(server: Server, arch: Architecture, rank: Rank, entry: Entry) -> Expected:
+    """SGLang's second load: one prediction module with its own embedding and head.
+
+    Raises:
+        NotModelledError: another model drafts, or its layers are not known.
+    """
+    _refuse_other_drafts(server, rank)
+    _refuse_weights(server, arch)
+    found = weights.module_bytes(arch, parallel_of(server), "sglang", dtype=model_dtype(server, arch))
+    causes = ("the module's own quantisation", "an embedding or head that is shared from the start")
+    return Expected(found.bytes, found.low, found.high, assumed=found.notes, causes=causes)
+
+
+def released_after_draft(server: Server, arch: Architecture, rank: Rank) -> int:
+    """Bytes that a prediction module gives back once the target's embedding and head are shared with it.
+
+    Raises:
+        NotModelledError: another model drafts, or it shares nothing.
+    """
+    _refuse_other_drafts(server, rank)
+    if not arch.draft_layers:
+        raise NotModelledError("the model's prediction (MTP) layers are not in the config found")
+    return weights.shared_with_target(arch, parallel_of(server), model_dtype(server, arch))
+
+
 def own_draft(server: Server, arch: Architecture) -> bool:
     """Whether the model's own prediction layers are loaded for speculation.
 
@@ -259,7 +301,14 @@ def _kv_dtype(server: Server, arch: Architecture, entry: Entry) -> tuple[str, li
 
 
 def _token_sizes(
-    server: Server, arch: Architecture, rank: Rank, parallel: Parallel, dtype: str, layers: kv.Which
+    server: Server,
+    arch: Architecture,
+    rank: Rank,
+    parallel: Parallel,
+    dtype: str,
+    layers: kv.Which,
+    *,
+    draft: bool = False,
 ) -> list[kv.LayerTokenBytes]:
     """The sizes that a token may have: several where the layout of an 8-bit sparse cache is not known."""
     sparse = any(isinstance(a, LatentAttention) and a.index_dim for a in (layer.attention for layer in arch.layers))
@@ -271,7 +320,8 @@ def _token_sizes(
             dtype,
             framework="sglang",
             layers=layers,
-            stage=stage_of(rank, parallel),
+            draft=draft,
+            stage=None if draft else stage_of(rank, parallel),
             dsa_scaled=scaled,
             index_16bit=rank.gpu.kind == "npu" or server.config.get("device") == "npu",
         )
@@ -334,9 +384,79 @@ def expected_state(server: Server, arch: Architecture, rank: Rank, entry: Entry)
     )
 
 
+def expected_draft_kv(server: Server, arch: Architecture, rank: Rank, entry: Entry) -> Expected:
+    """The pool of a draft that is the model's own prediction module: one module's layer, the target's layout.
+
+    Raises:
+        NotModelledError: another model drafts, or the log lacks the pool's tokens.
+    """
+    _refuse_other_drafts(server, rank)
+    tokens = entry.detail.get("tokens")
+    if not isinstance(tokens, int) or tokens < 1:
+        raise NotModelledError("the draft pool's tokens are not in the log")
+    if not arch.draft_layers:
+        raise NotModelledError("the model's prediction (MTP) layers are not in the config found")
+    parallel = parallel_of(server)
+    dtype, assumed = _kv_dtype(server, arch, entry)
+    sizes = _token_sizes(server, arch, rank, parallel, dtype, "all", draft=True)
+    modules = max(1, sum(1 for layer in arch.draft_layers if layer.attention is not None))
+    wanted = {"k": "keys", "v": "values", "index": "index"}.get(str(entry.detail.get("part")))
+    units = [getattr(size, wanted) if wanted else size.total for size in sizes]
+    unit = min({unit // by for unit in units for by in (1, modules)}, key=lambda u: abs(u * tokens - entry.bytes))
+    page = server.config.get("page_size")
+    pages = (page, page) if isinstance(page, int) else (1, _LARGEST_PAGE)
+    low, high = unit * (tokens + pages[0]), unit * (tokens + pages[1])
+    causes = ("another element type", "more prediction layers than counted")
+    return Expected(low, int(low * (1 - SHARE)), int(high * (1 + SHARE)), "token", unit, dtype, tuple(assumed), causes)
+
+
+def expected_speculative_state(server: Server, arch: Architecture, rank: Rank, entry: Entry) -> Expected:
+    """SGLang's states kept while drafts are verified: `(R + 1) * D` temporal ones, and the convolution's windows.
+
+    Source: `mem_cache/memory_pool.py: MambaPool` (see `sglang_state.state_pool`).
+
+    Raises:
+        NotModelledError: the draft tokens or the requests are not in the log, or replay rings take their place.
+    """
+    if entry.detail.get("replay_ring"):
+        raise NotModelledError("replay rings are not modelled")
+    config, slots = server.config, entry.detail.get("slots")
+    tokens, requests = config.get("speculative_draft_tokens"), rank.capacity.max_running_requests
+    span = version_of(server.framework_version)
+    if not isinstance(tokens, int) or not isinstance(slots, int):
+        raise NotModelledError("the draft tokens of speculation are not in the log")
+    if span is None:
+        raise NotModelledError("speculative states differ by version, which is not known")
+    slot = sglang_inputs.state_slot(
+        arch, parallel_of(server), version=server.framework_version, state_dtype=config.get("state_dtype")
+    )
+    if slot is None:
+        raise NotModelledError(f"the model keeps nothing in {entry.account}")
+    pool = sglang_state.state_pool(
+        slot,
+        slots,
+        version=span[0],
+        requests=requests,
+        speculation=sglang_state.Speculation(tokens, topk=config.get("speculative_topk")),
+        cuda=rank.gpu.kind != "npu",
+        prefill_worker=config.get("disaggregation_mode") == "prefill",
+    )
+    size = pool.speculative_conv if entry.account.endswith("conv") else pool.speculative_ssm
+    if not size:
+        raise NotModelledError(f"the model keeps nothing in {entry.account}")
+    causes = ("another number of running requests", "another element type")
+    return Expected(size, int(size * (1 - SHARE)), int(size * (1 + SHARE)), causes=causes)
+
+
 # ---------------------------------------------------------------------------------------------------------- all of them
 
 Check = Callable[[Server, Architecture, Rank, Entry], Expected]
+_SGLANG_ONLY: Final[dict[str, Check]] = {
+    "weights/draft": expected_draft_weights,
+    "kv_cache/draft": expected_draft_kv,
+    "recurrent_state/speculative_conv": expected_speculative_state,
+    "recurrent_state/speculative_ssm": expected_speculative_state,
+}
 
 
 def check_for(server: Server, entry: Entry) -> Check | None:
@@ -349,6 +469,8 @@ def check_for(server: Server, entry: Entry) -> Check | None:
         return expected_kv
     if server.framework == "sglang" and entry.account in _STATE_POOLS:
         return expected_state
+    if server.framework == "sglang":
+        return _SGLANG_ONLY.get(entry.account)
     return None
 
 

@@ -68,16 +68,27 @@ class Fields:
         return 0
 
     def weight_only(self, *keys: str) -> int:
-        """A field that only the weights need: recorded when absent."""
-        for key in keys:
-            found = self.optional(key)
-            if found:
-                return found
+        """A field that only the weights need: recorded when absent.
+
+        Raises:
+            NotModelledError: it is there and nothing, or no whole number.
+        """
+        found = {key: self.optional(key) for key in keys}
+        known = next((value for value in found.values() if value), None)
+        if known is not None:
+            return known
+        for key, value in found.items():
+            if value == 0:
+                raise NotModelledError(f"{self.source}: {key} is 0")
         return self.missing(keys[0])
 
     def head_dim(self) -> int:
         """`head_dim`, else the hidden size over the heads."""
-        found = self.optional("head_dim") or self.optional("attention_head_dim")
+        given = {key: self.optional(key) for key in ("head_dim", "attention_head_dim")}
+        found = next((value for value in given.values() if value), None)
+        for key, value in given.items():
+            if value == 0 and found is None:
+                raise NotModelledError(f"{self.source}: {key} is 0")
         return found or self.integer("hidden_size") // self.integer("num_attention_heads")
 
     def layers(self) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from memledger.model.architecture import Architecture, Attention, LatentAttention, Layer, NotModelledError, Parallel
 from memledger.model.dtypes import element_bits, is_float8, normal_name
-from memledger.model.layers import stage_layers
+from memledger.model.layers import stage_size
 
 Framework = Literal["sglang", "vllm"]
 Which = Literal["full", "sliding", "all"]
@@ -165,10 +165,7 @@ def model_token_parts(
 
     if draft:
         return of(arch.draft_layers)
-    if stage is not None:
-        return of(stage_layers(arch.layers, parallel.pp, stage, framework))
-    stages = [of(stage_layers(arch.layers, parallel.pp, number, framework)) for number in range(parallel.pp)]
-    return max(stages, key=lambda each: each.total)
+    return stage_size(arch.layers, parallel.pp, stage, framework, of, lambda each: each.total)
 
 
 def model_token_bytes(

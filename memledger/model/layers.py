@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from memledger.model.architecture import NotModelledError
 
 Item = TypeVar("Item")
+Size = TypeVar("Size")
 
 
 def stage_sizes(count: int, stages: int, framework: str | None = None) -> tuple[int, ...]:
@@ -39,3 +40,17 @@ def stage_layers(layers: Sequence[Item], stages: int, stage: int, framework: str
         raise NotModelledError(f"there is no pipeline stage {stage} of {stages}")
     start = sum(sizes[:stage])
     return tuple(layers[start : start + sizes[stage]])
+
+
+def stage_size(
+    layers: tuple[Item, ...],
+    stages: int,
+    stage: int | None,
+    framework: str | None,
+    of: Callable[[tuple[Item, ...]], Size],
+    key: Callable[[Size], int],
+) -> Size:
+    """`of` the layers of one pipeline stage; with `stage` None, of the stage for which `key` of it is largest."""
+    if stage is not None:
+        return of(stage_layers(layers, stages, stage, framework))
+    return max((of(stage_layers(layers, stages, number, framework)) for number in range(stages)), key=key)

@@ -24,7 +24,7 @@ from memledger.model.architecture import (
     State,
 )
 from memledger.model.dtypes import element_bytes, normal_name
-from memledger.model.layers import stage_layers
+from memledger.model.layers import stage_size
 from memledger.model.versions import release
 
 Framework = Literal["sglang", "vllm"]
@@ -157,10 +157,7 @@ def slot_bytes(
                 temporal += t
         return StateBytes(conv, temporal)
 
-    if stage is not None:
-        return of(stage_layers(arch.layers, parallel.pp, stage, framework))
-    stages = [of(stage_layers(arch.layers, parallel.pp, number, framework)) for number in range(parallel.pp)]
-    return max(stages, key=lambda each: each.total)
+    return stage_size(arch.layers, parallel.pp, stage, framework, of, lambda each: each.total)
 
 
 def default_dtypes(arch: Architecture, framework: Framework, version: str | None) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import msgspec
 from memledger.model import vllm_facts as facts
 from memledger.model.architecture import Architecture, Attention, LatentAttention, Layer, NotModelledError, Parallel
 from memledger.model.kv import layer_token_bytes, resolve_dtype
+from memledger.model.layers import stage_sizes
 from memledger.model.state import default_dtypes, layer_state_bytes
 from memledger.model.vllm_facts import CacheMode, TokenRule, modelled_release
 from memledger.model.vllm_pool import (
@@ -91,7 +92,7 @@ def cache_layers(
         default_conv, default_ssm = default_dtypes(arch, "vllm", version)
         conv, ssm = conv or default_conv, ssm or default_ssm
     dtype = resolve_dtype(kv_dtype, arch.dtype)
-    sizes = facts.stage_sizes(len(arch.layers), parallel.pp)
+    sizes = stage_sizes(len(arch.layers), parallel.pp, "vllm")
     stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
     found: list[CacheLayer] = []
     for layer, stage in zip(arch.layers, stages, strict=True):

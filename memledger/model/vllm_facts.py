@@ -350,16 +350,3 @@ def in_flight_tokens(at: Release, batched_tokens: int, batches: int = 1) -> int:
     Source: `config/vllm.py: max_in_flight_tokens`.
     """
     return batched_tokens * batches if at >= IN_FLIGHT_BATCHES_SINCE else batched_tokens
-
-
-def stage_sizes(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers on each pipeline stage: equal shares; what is left goes to the last stages but one, backwards.
-
-    Source: `distributed/utils.py: get_pp_indices` (0.32.0).
-    """
-    if stages < 1 or stages > layers:
-        raise NotModelledError(f"{layers} layers cannot be spread over {stages} pipeline stages")
-    sizes = [layers // stages] * stages
-    for step in range(2, layers % stages + 2):
-        sizes[-step] += 1
-    return tuple(sizes)

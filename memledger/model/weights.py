@@ -281,6 +281,27 @@ def _draft_extra(arch: Architecture) -> int:
     return modules * (2 * arch.hidden * arch.hidden + 3 * arch.hidden)
 
 
+def module_bytes(
+    arch: Architecture, parallel: Parallel, framework: Framework, *, dtype: str | None = None
+) -> WeightBytes:
+    """One prediction module loaded on its own (SGLang's draft worker), with the embedding and head it brings along.
+
+    Source: SGLang `models/deepseek_nextn.py`: embedding, `eh_proj` over both hidden states, one layer, head.
+
+    Raises:
+        NotModelledError: the config has no prediction layers, or a size is not known.
+    """
+    if not arch.draft_layers:
+        raise NotModelledError("the model's prediction (MTP) layers are not in the config found")
+    modules = max(1, sum(1 for layer in arch.draft_layers if layer.attention is not None))
+    layers = arch.draft_layers[: len(arch.draft_layers) // modules]
+    alone = msgspec.structs.replace(arch, layers=layers, draft_layers=(), multimodal=False, tied_embeddings=False)
+    own = weight_bytes(alone, msgspec.structs.replace(parallel, pp=1), framework, dtype=dtype)
+    joined = _draft_extra(arch) // modules * element_bytes(dtype or arch.dtype)
+    parts: dict[Part, int] = {**own.parts, "draft": joined}
+    return WeightBytes(own.bytes + joined, own.low + joined, own.high + joined, parts, own.notes)
+
+
 def quantized_bits(quantization: Quantization) -> Fraction:
     """Bits of one quantised weight with its share of scales and zero points.
 
@@ -465,6 +486,55 @@ def allocator_rounding(sizes: Iterable[int]) -> int:
     return extra
 
 
+class _Sum:
+    """Bytes of one stage by part, and what makes its engine's figure differ from them."""
+
+    def __init__(self, quantization: Quantization | None, width: int) -> None:
+        self.quantization = quantization
+        self.width = width
+        self.bits = quantized_bits(quantization) if quantization else Fraction(8 * width)
+        self.parts: dict[Part, Fraction] = {}
+        self.above = Fraction(0)
+        self.below = Fraction(0)
+        self.tensors: dict[str, Fraction] = {}
+        self.repacked: dict[str, Fraction] = {}
+
+    def add(self, matrix: Matrix, *, skipped: bool) -> None:
+        """One weight."""
+        if self.quantization and matrix.linear and not skipped:
+            taken, held = self._quantized(matrix, self.quantization), self.repacked
+        else:
+            taken, held = Fraction(matrix.elements * (4 if matrix.float32 else self.width)), self.tensors
+        for number, share in enumerate(matrix.tensors):
+            key = f"{_tensor_key(matrix)}.{number}"
+            held[key] = held.get(key, Fraction(0)) + taken * share / sum(matrix.tensors)
+        self.parts[matrix.part] = self.parts.get(matrix.part, Fraction(0)) + taken
+
+    def _quantized(self, matrix: Matrix, quantization: Quantization) -> Fraction:
+        taken = matrix.elements * self.bits / 8
+        if quantization.named_only and matrix.part in {"attention", "state"}:
+            # Copies by other hands often leave these modules in 16 bits; the name does not say.
+            self.above += matrix.elements * self.width - taken
+        elif matrix.name.endswith("kv_b_proj"):
+            self.above += 2 * matrix.elements
+        if quantization.named_only and quantization.bits == 4 and quantization.group:
+            finest = Fraction(16 + quantization.bits, FINEST_GROUP) + quantization.bits
+            self.above += matrix.elements * (finest - self.bits) / 8
+            self.below += matrix.elements * (self.bits - quantization.bits) / 8
+        return taken
+
+    def add_allocator(self) -> None:
+        """torch's block rounding: known for tensors as they stand, a possibility for those that a kernel lays out anew."""
+        self.parts["allocator"] = Fraction(allocator_rounding(int(size) for size in self.tensors.values()))
+        self.below += self.parts["allocator"]
+        self.above += allocator_rounding(int(size) for size in self.repacked.values())
+
+    @property
+    def total(self) -> Fraction:
+        """All parts."""
+        return sum(self.parts.values(), Fraction(0))
+
+
 def _stage_bytes(
     arch: Architecture,
     parallel: Parallel,
@@ -477,70 +547,52 @@ def _stage_bytes(
 ) -> WeightBytes:
     quantization = arch.quantization
     mxfp4 = quantization is not None and quantization.method == "mxfp4"
-    marlin = mxfp4 and expert_kernel == "marlin"
     width = element_bytes(dtype or arch.dtype)
-    bits = quantized_bits(quantization) if quantization else Fraction(8 * width)
+    found = _Sum(quantization, width)
     skips = _Skips(quantization.skipped if quantization else ())
-    parts: dict[Part, Fraction] = {}
-    doubtful, doubtful_below = Fraction(0), Fraction(0)
-    tensors: dict[str, Fraction] = {}
-    repacked: dict[str, Fraction] = {}
+    marlin = mxfp4 and expert_kernel == "marlin"
     for matrix in _stage_matrices(arch, parallel, framework, stage, draft=draft, marlin=marlin):
-        if quantization and matrix.linear and matrix.name not in skips:
-            taken = matrix.elements * bits / 8
-            if quantization.named_only and matrix.part in {"attention", "state"}:
-                # Copies by other hands often leave these modules in 16 bits; the name does not say.
-                doubtful += matrix.elements * width - taken
-            elif matrix.name.endswith("kv_b_proj"):
-                doubtful += 2 * matrix.elements
-            if quantization.named_only and quantization.bits == 4 and quantization.group:
-                finest = Fraction(16 + quantization.bits, FINEST_GROUP) + quantization.bits
-                doubtful += matrix.elements * (finest - bits) / 8
-                doubtful_below += matrix.elements * (bits - quantization.bits) / 8
-            held = repacked
-        else:
-            taken = Fraction(matrix.elements * (4 if matrix.float32 else width))
-            held = tensors
-        for number, share in enumerate(matrix.tensors):
-            key = f"{_tensor_key(matrix)}.{number}"
-            held[key] = held.get(key, Fraction(0)) + taken * share / sum(matrix.tensors)
-        parts[matrix.part] = parts.get(matrix.part, Fraction(0)) + taken
-    parts["rope"] = Fraction(_rope_bytes(arch, framework, width))
+        found.add(matrix, skipped=matrix.name in skips)
+    found.parts["rope"] = Fraction(_rope_bytes(arch, framework, width))
     notes: list[str] = []
-    if arch.rope_dim and not parts["rope"]:
-        doubtful += UNKNOWN_POSITIONS * arch.rope_dim * width * arch.rope_factor
+    if arch.rope_dim and not found.parts["rope"]:
+        found.above += UNKNOWN_POSITIONS * arch.rope_dim * width * arch.rope_factor
         notes.append("rotary table not counted: the context length is not known")
     if mxfp4 and expert_kernel is None:
         padded = _stage_matrices(arch, parallel, framework, stage, draft=draft, marlin=True)
         plain = _stage_matrices(arch, parallel, framework, stage, draft=draft, marlin=False)
-        doubtful += _expert_elements(padded) * bits / 8 - _expert_elements(plain) * bits / 8
+        found.above += (_expert_elements(padded) - _expert_elements(plain)) * found.bits / 8
         notes.append("experts may be padded by their kernel")
     vision = Fraction(0)
     if arch.multimodal and not language_only:
         vision = Fraction((arch.vision_parameters or 0) * width)
-        parts["vision"] = vision
+        found.parts["vision"] = vision
         notes.append("vision tower estimated" if vision else "vision tower not counted: its size is not known")
     if framework == "vllm":
-        parts["allocator"] = Fraction(allocator_rounding(int(size) for size in tensors.values()))
-        doubtful_below += parts["allocator"]
-        doubtful += allocator_rounding(int(size) for size in repacked.values())
+        found.add_allocator()
     if parallel.dp_attention and stage == 0:
-        doubtful_below += parts["embedding"] * (parallel.attention_tp - 1) / parallel.attention_tp
-    total = sum(parts.values(), Fraction(0))
+        found.below += found.parts["embedding"] * (parallel.attention_tp - 1) / parallel.attention_tp
+    if quantization and quantization.named_only:
+        notes.append("quantisation known from the model's name only")
+    return _ranged(found, framework, vision, notes)
+
+
+def _ranged(found: _Sum, framework: Framework, vision: Fraction, notes: list[str]) -> WeightBytes:
+    """The sum with the range that the engine's way of measuring gives (docs/arithmetic.md, "Tolerances")."""
+    quantization, total = found.quantization, found.total
     above = VLLM_TOLERANCE if framework == "vllm" else SGLANG_ABOVE
     below = VLLM_TOLERANCE if framework == "vllm" else SGLANG_BELOW
     if quantization and framework == "vllm" and quantization.bits == 4:
         above = max(above, REPACKED_ABOVE)
     if quantization and quantization.named_only:
         above, below = above + NAMED_ONLY_TOLERANCE, below + NAMED_ONLY_TOLERANCE
-        notes.append("quantisation known from the model's name only")
     more = total * above if framework == "vllm" else max(total * above, Fraction(SGLANG_LIBRARIES))
     size = round(total)
-    whole_parts = {name: round(value) for name, value in parts.items() if value}
+    whole_parts = {name: round(value) for name, value in found.parts.items() if value}
     return WeightBytes(
         bytes=size,
-        low=int(total * (1 - below) - vision * VISION_TOLERANCE - doubtful_below),
-        high=int(total + more + vision * VISION_TOLERANCE + doubtful) + 1,
+        low=int(total * (1 - below) - vision * VISION_TOLERANCE - found.below),
+        high=int(total + more + vision * VISION_TOLERANCE + found.above) + 1,
         parts=_summing_to(whole_parts, size),
         notes=tuple(notes),
     )
