@@ -60,7 +60,7 @@ def find_servers(
     found = []
     for tree in trees(scan):
         key = api_key if api_key and proc.facts(tree.root.pid).uid == own else None
-        server = _server(scan, tree, devices, key, ask=ask)
+        server = _server(scan, tree, devices, key, ask=ask, brief=True)
         if api_key and key is None:
             note = "the API key was not sent: the server belongs to another user (memledger explain --pid sends it)"
             server = msgspec.structs.replace(server, notes=(*server.notes, note))
@@ -242,7 +242,13 @@ def _with_orphans_joined(found: Sequence[Tree]) -> list[Tree]:
 
 
 def _server(
-    scan: proc.Table, tree: Tree, devices: DeviceSample | None, api_key: str | None, *, ask: bool
+    scan: proc.Table,
+    tree: Tree,
+    devices: DeviceSample | None,
+    api_key: str | None,
+    *,
+    ask: bool,
+    brief: bool = False,
 ) -> LiveServer:
     root = tree.root
     missing: dict[str, str] = {}
@@ -254,7 +260,7 @@ def _server(
     address = _address(tree, flags, container, missing, notes)
     answers: tuple[Endpoint, ...] = ()
     if ask and address is not None:
-        answers = http.ask_all(tree.framework, msgspec.structs.replace(address, key=api_key))
+        answers = http.ask_all(tree.framework, msgspec.structs.replace(address, key=api_key), brief=brief)
     usage, by_engine = _usage(tree.framework, answers)
     if tree.orphans:
         notes.append(_orphans(scan, tree))
@@ -319,7 +325,8 @@ def _environment(tree: Tree) -> dict[str, str] | None:
     root = tree.root
     if "::" not in root.title and (own := proc.environment(root.pid)) is not None:
         return own
-    return next((found for one, _ in tree.members if (found := proc.environment(one.pid))), None)
+    others = (proc.environment(one.pid) for one, _ in tree.members if "::" not in one.title)
+    return next((found for found in others if found), None)
 
 
 def _processes(tree: Tree, container: str | None) -> tuple[Process, ...]:
@@ -370,7 +377,15 @@ def _placed(
     if "data_parallel_rank" in flags:
         seen = gpus.Visible(None, None, "with --data-parallel-rank each engine's GPUs are chosen outside the server")
     shape = gpus.layout(tree.framework, flags, ranks)
+    if shape.tp == 1:
+        processes = tuple(_first_of_one(p) for p in processes)
     return gpus.placed(processes, devices, shape, seen, foreign_pids=bool(proc.in_pid_namespace()))
+
+
+def _first_of_one(one: Process) -> Process:
+    """Titles leave out a rank of a parallel size of one: it is TP0."""
+    is_rank = one.role in {"worker", "scheduler"} and one.tp is None
+    return msgspec.structs.replace(one, tp=0) if is_rank else one
 
 
 # ------------------------------------------------------------------------------------------------------------- its port

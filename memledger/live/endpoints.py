@@ -39,6 +39,12 @@ PATHS: Final[dict[Framework, tuple[str, ...]]] = {
     "sglang": ("/server_info", "/metrics", "/v1/models"),
     "vllm": ("/version", "/server_info?config_format=json", "/metrics", "/v1/models"),
 }
+BRIEF: Final[dict[Framework, tuple[str, ...]]] = {
+    "sglang": PATHS["sglang"],
+    "vllm": ("/version", "/metrics", "/v1/models"),
+}
+"""Enough for a list of servers: vLLM's `/server_info` looks its whole machine over when it is first asked (1.5 s)."""
+
 INSTEAD: Final = {"/server_info": "/get_server_info", "/metrics": "/v1/loads"}
 """SGLang: the path's name before 0.5.8, and what tells the load where metrics are off (0.5.8 on)."""
 
@@ -65,9 +71,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def ask_all(framework: Framework, address: Address, deadline: float = DEADLINE) -> tuple[Endpoint, ...]:
+def ask_all(
+    framework: Framework, address: Address, deadline: float = DEADLINE, *, brief: bool = False
+) -> tuple[Endpoint, ...]:
     """All read-only endpoints of a server, at the same time, so that one that hangs costs no more than the deadline."""
-    answers = _together(address, PATHS[framework], deadline)
+    answers = _together(address, (BRIEF if brief else PATHS)[framework], deadline)
     if framework == "sglang":
         older = [INSTEAD[e.path] for e in answers if e.status == 404 and e.path in INSTEAD]
         answers += _together(address, older, deadline)
