@@ -10,7 +10,7 @@ import msgspec
 from memledger import plan_draft, words
 from memledger.ledger import Capacity, Concurrency, Rank, Server
 from memledger.model import sglang, sglang_inputs, sglang_plan
-from memledger.model.architecture import Architecture, NotModelledError, Parallel
+from memledger.model.architecture import Architecture, LatentAttention, NotModelledError, Parallel
 from memledger.model.dtypes import normal_name
 from memledger.model.sglang import SglangServer, Sizing
 from memledger.model.sglang_plan import Smallest
@@ -19,14 +19,14 @@ from memledger.model.sglang_state import Speculation
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, sglang_flags, unmodelled
 from memledger.plan_sglang_draft import WEIGHTS_BEFORE_POOLS_SINCE, DraftChange, change_of_draft
+from memledger.plan_sglang_fraction import Card, default_fraction
 from memledger.plan_values import CAPACITIES, Change, Plan, Side, Target, change, change_of, open_ends, spread
 from memledger.plan_values import words as listed
 from memledger.units import GIB, Amount
 
-DEFAULT_FRACTION: Final = (0.80, 0.90)
-"""What `--mem-fraction-static` is assumed to be where it is not given: the engine works it out from the card and flags."""
-OUTSIDE: Final = (round(0.4 * GIB), round(1.5 * GIB))
-"""CUDA context, libraries and communication before the weights, assumed."""
+OUTSIDE: Final = (round(0.44 * GIB), round(0.6 * GIB), round(2.48 * GIB))
+"""CUDA context, libraries and communication before the weights where there is no log: least, median and most of what 7 public
+logs of servers on NVIDIA cards show in use before the weights (the median of one GPU's, the most of four GPUs')."""
 MOST_FRACTION: Final = 0.95
 _POOLS: Final = ("kv_cache/", "recurrent_state/", "request_tables")
 _RESIZES: Final = (
@@ -66,8 +66,8 @@ class Solved(msgspec.Struct, frozen=True):
 
 def parallel(config: Mapping[str, Any]) -> Parallel:
     """The sizes that a config names; 1 where it does not."""
-    sizes = {name: config.get(f"{name}_size") or 1 for name in ("tp", "pp", "ep", "dp")}
-    return Parallel(**sizes, dp_attention=bool(config.get("dp_attention")))
+    tp, pp, ep, dp = (config.get(f"{name}_size") or 1 for name in ("tp", "pp", "ep", "dp"))
+    return Parallel(tp, pp, ep, dp, dp_attention=bool(config.get("dp_attention")))
 
 
 def merged(*lists: list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -792,14 +792,13 @@ def without_log(
                 {**one, "weights/draft": size}
                 for one, size in zip(others, (drafted.bytes, drafted.high, drafted.low), strict=True)
             ]
-    solved, sides = [], []
     tokens = target.context or wanted.get("context_length") or base.context_length
-    for index, budget in enumerate(budgets):
-        server = msgspec.structs.replace(base, budget=budget)
-        one = _solve_bare(server, target)
-        solved.append(one)
-        sides.append(side(one.after, others[min(index, len(others) - 1)], tokens, server.speculation))
+    servers = [msgspec.structs.replace(base, budget=budget) for budget in budgets]
+    solved, sides = _solve_each(servers, others, target, tokens, not_modelled)
+    may_not_start = len(solved) < len(budgets)
     after = msgspec.structs.replace(sides[0], ranges=spread(sides))
+    if may_not_start:
+        after = _from_nothing(after)
     if not after.accounts:
         raise NotModelledError(
             "nothing to size: give --set pool_bytes=SIZE, --set state_slots=N, --gpu CARD or a target"
@@ -814,9 +813,54 @@ def without_log(
         assumptions,
         not_modelled,
     )
-    if len({one.smallest.fits for one in solved if one.smallest is not None}) > 1:
+    if may_not_start and plan.available_bytes is not None:
+        most = plan.ranges.get("available_bytes", (0, plan.available_bytes))[1]
+        plan = msgspec.structs.replace(plan, ranges={**plan.ranges, "available_bytes": (0, most)}, instead=())
+    served = {one.smallest.fits for one in solved if one.smallest is not None}
+    if len(served) > 1 or (may_not_start and plan.feasible):
         plan = msgspec.structs.replace(plan, feasible=None)
     return plan
+
+
+def _solve_each(
+    servers: list[SglangServer],
+    others: list[dict[str, int]],
+    target: Target,
+    tokens: int | None,
+    not_modelled: list[str],
+) -> tuple[list[Solved], list[Side]]:
+    """The sizing for each budget, the likeliest first; one that a server would not start with is left out, and said.
+
+    Raises:
+        NotModelledError: the likeliest can't be sized.
+    """
+    solved, sides = [], []
+    for index, server in enumerate(servers):
+        try:
+            one = _solve_bare(server, target)
+        except NotModelledError as error:
+            if not index:
+                raise
+            not_modelled.append(f"at the least that is assumed to be there, such a server does not start: {error}")
+            continue
+        solved.append(one)
+        sides.append(side(one.after, others[min(index, len(others) - 1)], tokens, server.speculation))
+    return solved, sides
+
+
+def _from_nothing(after: Side) -> Side:
+    """The side with ranges of its pools that begin at nothing, where at the least there is no room for any."""
+    ranges = dict(after.ranges)
+    for name, size in after.accounts.items():
+        if name.startswith(_POOLS):
+            ranges[name] = (0, ranges.get(name, (0, size))[1])
+    for name in CAPACITIES:
+        value = getattr(after.capacity, name)
+        if value is not None and name != "slots_per_request":
+            ranges[name] = (0, ranges.get(name, (0, value))[1])
+    if after.concurrency is not None:
+        ranges["concurrency"] = (0, ranges.get("concurrency", (0, after.concurrency))[1])
+    return msgspec.structs.replace(after, ranges=ranges)
 
 
 def _bare(
@@ -886,14 +930,13 @@ def _budgets(
     if total is None:
         return [None]
     weights = weight_bytes(architecture, sizes, "sglang")
-    least, most = DEFAULT_FRACTION
     if "memory_fraction" in settings:
         least = most = settings["memory_fraction"]
     else:
-        assumptions.append(f"memory_fraction between {least} and {most} (the engine's own choice is not modelled)")
+        least, most = _own_fraction(architecture, sizes, settings, server, total, assumptions)
     assumptions.append(
-        f"{OUTSIDE[0] / GIB:.1f} to {OUTSIDE[1] / GIB:.1f} GiB of context and libraries before the weights; weights "
-        f"{words.gib(weights.low)} to {words.gib(weights.high)} GiB (modelled)"
+        f"{OUTSIDE[0] / GIB:.2f} to {OUTSIDE[2] / GIB:.2f} GiB of context and libraries before the weights (as public logs "
+        f"show); weights {words.gib(weights.low)} to {words.gib(weights.high)} GiB (modelled)"
     )
     version: Version = _newest(server)
 
@@ -903,16 +946,44 @@ def _budgets(
 
     if version < WEIGHTS_BEFORE_POOLS_SINCE:
         drafted = plan_draft.Weights(0, 0, 0)
-    low = budget(total.bytes - total.tolerance, OUTSIDE[1], weights.high + drafted.high, least)
+    low = budget(total.bytes - total.tolerance, OUTSIDE[2], weights.high + drafted.high, least)
     high = budget(total.bytes + total.tolerance, OUTSIDE[0], weights.low + drafted.low, most)
-    middle = budget(total.bytes, sum(OUTSIDE) // 2, weights.bytes + drafted.bytes, round((least + most) / 2, 3))
-    for one in (middle, low):
-        if one.rest <= 0:
-            raise NotModelledError(
-                f"the weights leave nothing for the pools: {words.gib(weights.bytes)} GiB of weights on a GPU of "
-                f"{words.gib(total.bytes)} GiB"
-            )
+    middle = budget(total.bytes, OUTSIDE[1], weights.bytes + drafted.bytes, round((least + most) / 2, 3))
+    if middle.rest <= 0:
+        raise NotModelledError(
+            f"the weights leave nothing for the pools: {words.gib(weights.bytes)} GiB of weights on a GPU of "
+            f"{words.gib(total.bytes)} GiB"
+        )
     return [middle, low, high]
+
+
+def _own_fraction(
+    architecture: Architecture,
+    sizes: Parallel,
+    settings: Mapping[str, Any],
+    server: SglangServer,
+    total: Amount,
+    assumptions: list[str],
+) -> tuple[float, float]:
+    """What SGLang makes of `--mem-fraction-static` itself, least and most."""
+    card = Card(
+        total.bytes,
+        tp=sizes.tp,
+        pp=sizes.pp,
+        attention_dp=sizes.dp if sizes.dp_attention else 1,
+        latent=any(isinstance(layer.attention, LatentAttention) for layer in architecture.layers),
+        multimodal=architecture.multimodal,
+        speculation=plan_draft.method(settings),
+        chunked_prefill_tokens=settings.get("chunked_prefill_tokens"),
+        max_running_requests=server.max_running_requests,
+    )
+    least, most = default_fraction(server.versions, card)
+    told = f"{least:g}" if least == most else f"between {least:g} and {most:g}"
+    why = "by the size of its vision tower" if card.multimodal else "by release and flags"
+    assumptions.append(
+        f"memory_fraction {told}, as SGLang works it out for the card{'' if least == most else f' ({why})'}"
+    )
+    return least, most
 
 
 def _newest(server: SglangServer) -> Version:
@@ -921,6 +992,8 @@ def _newest(server: SglangServer) -> Version:
 
 
 def _solve_bare(server: SglangServer, target: Target) -> Solved:
+    if server.budget is not None and server.budget.rest <= 0:
+        raise NotModelledError("the weights leave nothing for the pools")
     smallest = None
     if target.concurrency is not None and target.context is not None:
         smallest = sglang_plan.smallest(

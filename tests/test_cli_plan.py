@@ -142,7 +142,7 @@ def test_a_model_of_the_table_and_a_card(run):
     )
     assert (code, err) == (0, "")
     assert "bundled table: Qwen/Qwen3.5-27B" in out
-    assert "(usual sizes)" in " ".join(out.split())
+    assert "(least and most in public logs)" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ def test_a_card_gives_ranges_and_names_what_was_assumed(framework, version):
 
 @pytest.mark.parametrize(("framework", "version"), [("sglang", "0.5.23"), ("vllm", "0.33.0")])
 def test_what_an_assumed_budget_holds_is_said_as_a_range_and_what_fits_fits_its_least(framework, version):
-    card = Amount(80 * GIB)
+    card = Amount(140 * GIB)
     plan = bare(framework, version, "Qwen3.5-27B", card, Target(400, 131072))
     low, high = plan.ranges["available_bytes"]
     assert low < plan.available_bytes < high and plan.feasible is False
