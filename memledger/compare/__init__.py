@@ -1,1 +1,4 @@
-"""Two or more runs side by side: what differs, and the waterfall from one capacity to the other (`memledger compare`)."""
+"""`memledger compare`: runs side by side, and a waterfall from the capacity of one to the capacity of the other.
+
+Pure: reports (`memledger.ledger.Report`) in, a `values.CompareReport` out. Only `load` reads files.
+"""
