@@ -19,7 +19,8 @@ class Attention(msgspec.Struct, frozen=True, tag="attention"):
     """Attention with keys and values per head (MHA, GQA). `window`: tokens kept by a sliding-window layer, None for full.
 
     `bias`: the query, key and value projections have one; `qk_norm`: norms over queries and keys; `shared_kv_projection`:
-    one weight makes keys and values (Gemma 4's full layers); both are still cached.
+    one weight makes keys and values (Gemma 4's full layers); both are still cached. `gated_output`: a gate for every output
+    element, `head_gate`: one for each head.
     """
 
     query_heads: int
@@ -31,6 +32,7 @@ class Attention(msgspec.Struct, frozen=True, tag="attention"):
     bias: bool = False
     qk_norm: bool = False
     shared_kv_projection: bool = False
+    head_gate: bool = False
 
 
 class LatentAttention(msgspec.Struct, frozen=True, tag="latent"):

@@ -552,6 +552,27 @@ def _every(f: Fields, interval: int) -> list[int | None]:
     return [None if (index + 1) % interval == 0 else window for index in range(f.layers())]
 
 
+def _laguna(f: Fields) -> Layers:
+    """Laguna: each layer has its own number of query heads, and a gate per head (`gating` "per-head" or true) or per element."""
+    heads = f.get("num_attention_heads_per_layer")
+    if heads is None:
+        heads = [f.integer("num_attention_heads")] * f.layers()
+    whole = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in heads)
+    if not isinstance(heads, list) or len(heads) != f.layers() or not whole:
+        raise NotModelledError(f"{f.source}: num_attention_heads_per_layer does not name {f.layers()} layers")
+    gating = f.get("gating", True)
+    made = []
+    for index, window in enumerate(_windowed(f)):
+        attention = msgspec.structs.replace(
+            _attention(f, window=window, qk_norm=True),
+            query_heads=heads[index],
+            gated_output=bool(gating) and gating is not True and gating != "per-head",
+            head_gate=gating is True or gating == "per-head",
+        )
+        made.append(Layer(attention, mlp=_qwen_mlp(f, index, shared_gate=False)))
+    return tuple(made)
+
+
 def _gemma2(f: Fields) -> Layers:
     windows = _windowed(f) if f.kinds() else _every(f, 2)
     return tuple(Layer(_attention(f, window=w), mlp=_dense(f), post_norms=True) for w in windows)
@@ -715,6 +736,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma2": Family(_gemma2, tied=True),
     "gemma3": Family(_gemma3, two_ropes=True, tied=True),
     "gemma4": Family(_gemma4, two_ropes=True, tied=True),
+    "laguna": Family(_laguna, two_ropes=True),
     "llama4": Family(_llama4),
     "lfm2": Family(_lfm2, tied=True),
     "lfm2_moe": Family(_lfm2, tied=True),

@@ -118,6 +118,8 @@ def _attention(a: Attention, hidden: int, tp: int) -> Iterator[Matrix]:
     if not a.shared_kv_projection:
         yield Matrix("attention", "self_attn.v_proj", hidden * kv * a.v_dim)
     yield Matrix("attention", "self_attn.o_proj", queries * a.v_dim * hidden)
+    if a.head_gate:
+        yield Matrix("attention", "self_attn.g_proj", hidden * queries)
     small = (wide + kv * (a.k_dim + a.v_dim) if a.bias else 0) + (2 * a.k_dim if a.qk_norm else 0)
     yield Matrix("norms", "self_attn.norm", small, linear=False)
 

@@ -50,6 +50,8 @@ _FILLERS: Final = frozenset(
     {"dynamic", "static", "per", "tensor", "block", "quantized", "qat", "quarot", "int", "g128", "sym", "marlin", "g32"}
 )
 """Words that only describe a quantised copy."""
+_REVISION: Final = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}")
+"""A commit's hash at the end of a folder's name: digits and letters both, so that no date and no word is one."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -123,7 +125,7 @@ def take_apart(model: str) -> _Name:
             quantised.append(last)
         elif _TUNED.fullmatch(last):
             tuned.append(last)
-        elif last not in _FILLERS:
+        elif last not in _FILLERS and not _REVISION.fullmatch(last):
             break
         words.pop()
     # "Mistral-7B-Instruct-v0.3": the word also stands before a version.
