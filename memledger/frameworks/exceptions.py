@@ -36,6 +36,19 @@ _LIBRARY: Final = re.compile(
 _CONFIG_TYPES: Final = frozenset({"ValidationError", "HFValidationError", "ArgumentError", "ConfigError"})
 
 
+EXCEPTION_RULES: Final = frozenset(
+    {
+        "exception",
+        "on_chip_memory",
+        "workspace_overflow",
+        "illegal_access",
+        "size_bug",
+        "buffer_alloc_failed",
+        "library_init_failed",
+    }
+)
+"""Rules for ends of tracebacks that are no memory failure for certain: what they mean for memory, the postmortem says."""
+
 _ENDS_TRACEBACK: Final = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}(?P<type>[A-Z]\w*(?:Error|Exception)): (?P<text>[^\n]*)")
 
 
@@ -73,6 +86,8 @@ def kind_of(event: Event, *, before_engine: bool = False) -> str:
     """
     if event.id == "on_chip_memory":
         return "not_device_memory"
+    if event.id == "workspace_overflow":
+        return "workspace"
     if event.rule.kind == "config":
         return "config_error"
     said, words = _said(event)

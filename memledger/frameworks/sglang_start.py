@@ -14,7 +14,7 @@ import msgspec
 from memledger.cards import unified_total
 from memledger.events import Event
 from memledger.frameworks.arguments import as_int
-from memledger.frameworks.exceptions import RootCause, is_requests, is_wrapper
+from memledger.frameworks.exceptions import EXCEPTION_RULES, RootCause, is_requests, is_wrapper
 from memledger.frameworks.sglang_config import BEFORE_THE_DUMP, ConfigBuilder
 from memledger.frameworks.sglang_derived import derive
 from memledger.frameworks.sglang_failures import CONSEQUENCES, MOST_FAILURES, FailureLog, allocation_failure
@@ -198,7 +198,7 @@ class StartBuilder:
             self.up = self.up or bool(self.ranks)
         elif event.id == "http_stopped":
             self.stopped = True
-        elif event.id in {"exception", "on_chip_memory"}:
+        elif event.id in EXCEPTION_RULES:
             self._take_exception(event)
         elif event.id == "exception_detail":
             self.cause.detail(event)

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from memledger.events import Event
-from memledger.frameworks.exceptions import RootCause, ends_traceback, is_requests, is_wrapper
+from memledger.frameworks.exceptions import EXCEPTION_RULES, RootCause, ends_traceback, is_requests, is_wrapper
 from memledger.frameworks.torch_oom import printed_time, seconds_between
 from memledger.frameworks.vllm_config import ConfigFacts
 from memledger.frameworks.vllm_failures import failure, merged, numbers, phase_of_frames, same_incident
@@ -343,7 +343,7 @@ class Start:
         if rule == "vllm_frame":
             word = event.word("function") or event.word("capture") or event.word("sampler") or ""
             self._frames.setdefault(event.prefix.pid, set()).add(word)
-        elif rule in {"exception", "on_chip_memory"}:
+        elif rule in EXCEPTION_RULES:
             self._take_exception(event)
         elif rule == "exception_detail":
             self._cause.detail(event)
