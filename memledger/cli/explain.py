@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memledger.cli import app, overview
-from memledger.cli.options import Asked, report_options
+from memledger.cli.options import Asked, Machine, live_options, report_options
 
 if TYPE_CHECKING:
     from memledger.cli.reading import ReadResult
@@ -26,19 +26,62 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Keep reading one growing log (or standard input); Ctrl-C ends with the report. Text only.",
 )
+@live_options
 @report_options
 @click.pass_context
 def command(ctx: click.Context, /, files: tuple[str, ...], follow: bool, **options: Any) -> None:
-    """Where the memory of an SGLang or vLLM server went, from its log.
+    """Where the memory of an SGLang or vLLM server went, from its log, or (--pid) from the running server.
 
-    FILES may be several logs of one job, compressed (.gz .xz .zst .bz2), or - for standard input. No GPU is needed.
+    FILES may be several logs of one job, compressed (.gz .xz .zst .bz2), or - for standard input; or a snapshot. No GPU is needed.
     """
+    machine = Machine(**{name: options.pop(name) for name in Machine.__struct_fields__})
     asked = Asked(**options)
-    if not files:
-        raise click.UsageError("Give a log to read: memledger explain server.log (or - for standard input).")
+    _check(files, machine, asked, follow=follow)
+    shown = " ".join(["memledger explain", *_live_words(machine), *map(_quoted, files)])
+    if machine.asked or _is_snapshot(files):
+        from memledger.cli import machine as live
+
+        ctx.exit(live.report_on(files, machine, asked, shown))
+    ctx.exit(report_on(files, asked, shown, follow=follow))
+
+
+def _check(files: Sequence[str], machine: Machine, asked: Asked, *, follow: bool) -> None:
+    if not files and machine.pid is None:
+        raise click.UsageError(
+            "Give a log to read: memledger explain server.log (or - for standard input); or a running server: --pid PID."
+        )
     if follow and (len(files) > 1 or asked.format_ != "text"):
         raise click.UsageError("--follow reads one log and writes text.")
-    ctx.exit(report_on(files, asked, " ".join(["memledger explain", *map(_quoted, files)]), follow=follow))
+    if machine.pid is not None and machine.smi is not None:
+        raise click.UsageError("--pid and --smi exclude each other: --pid asks the driver itself.")
+    if machine.asked and follow:
+        raise click.UsageError("--follow reads a log alone, without --pid and --smi.")
+    if machine.pid is not None and asked.no_live:
+        raise click.UsageError("--no-live and --pid exclude each other.")
+    for name, value in (("--snapshot", machine.snapshot if not machine.asked else None),):
+        if value is not None:
+            raise click.UsageError(f"{name} goes with --pid or --smi.")
+    if machine.api_key_env is not None and machine.pid is None:
+        raise click.UsageError("--api-key-env goes with --pid.")
+    if any(_is_snapshot([name]) for name in files) and (len(files) > 1 or machine.asked):
+        raise click.UsageError("A snapshot stands alone: it holds its own log and machine.")
+
+
+def _is_snapshot(files: Sequence[str]) -> bool:
+    """Whether the one input is a snapshot; its module is imported only for files that may be one."""
+    if len(files) != 1 or files[0] == "-":
+        return False
+    try:
+        with Path(files[0]).open("rb") as file:
+            head = file.read(64)
+    except (OSError, ValueError):
+        return False
+    return head.lstrip().startswith(b"{") and b"memledger-snapshot/" in head
+
+
+def _live_words(machine: Machine) -> list[str]:
+    words = ["--pid", str(machine.pid)] if machine.pid is not None else []
+    return words + (["--smi", _quoted(str(machine.smi))] if machine.smi is not None else [])
 
 
 def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = False) -> int:
@@ -47,20 +90,8 @@ def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = 
 
     from memledger.cli import output, reading
     from memledger.findings.selection import Selection
-    from memledger.report.view import Options
 
-    if asked.start is not None and asked.all_starts:
-        raise click.UsageError("--start and --all-starts exclude each other.")
-    options = Options(
-        rank=asked.rank,
-        all_starts=asked.all_starts,
-        start=asked.start,
-        evidence=asked.evidence,
-        unrecognized=asked.unrecognized,
-        command=shown,
-        gpu_total=asked.gpu_total is not None,
-        all_findings=asked.all_findings,
-    )
+    options = shown_options(asked, shown)
     wanted = Selection(asked.select, asked.ignore)
     redraw = (lambda report: _redraw(wanted.apply(report), options, asked)) if follow else None
     result = reading.read(
@@ -75,6 +106,28 @@ def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = 
     if follow:
         output.clear_screen()
     return finish(result, options, asked)
+
+
+def shown_options(asked: Asked, command: str) -> Options:
+    """What the report shows of what was asked for.
+
+    Raises:
+        click.UsageError: the options exclude each other.
+    """
+    from memledger.report.view import Options
+
+    if asked.start is not None and asked.all_starts:
+        raise click.UsageError("--start and --all-starts exclude each other.")
+    return Options(
+        rank=asked.rank,
+        all_starts=asked.all_starts,
+        start=asked.start,
+        evidence=asked.evidence,
+        unrecognized=asked.unrecognized,
+        command=command,
+        gpu_total=asked.gpu_total is not None,
+        all_findings=asked.all_findings,
+    )
 
 
 def _redraw(report: Report, options: Options, asked: Asked) -> None:

@@ -136,6 +136,55 @@ _REPORT_OPTIONS: Final = (
 )
 
 
+LIVE_OPTIONS: Final = (
+    click.option(
+        "--pid",
+        type=click.IntRange(min=1),
+        metavar="PID",
+        help="A running server, by any of its processes: finds log, GPUs and port by itself.",
+    ),
+    click.option(
+        "--smi",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="A saved nvidia-smi (table, -q, -x or CSV) to line the log up with.",
+    ),
+    click.option(
+        "--snapshot",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="With --pid or --smi: keep all that was sampled; memledger explain FILE reports it elsewhere.",
+    ),
+    click.option(
+        "--api-key-env",
+        metavar="NAME",
+        help="With --pid: the environment variable that holds the server's API key.",
+    ),
+)
+"""For `explain`: a machine beside the log."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the options of `LIVE_OPTIONS` came to."""
+
+    pid: int | None = None
+    smi: Path | None = None
+    snapshot: Path | None = None
+    api_key_env: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything but the log is looked at."""
+        return self.pid is not None or self.smi is not None
+
+
+def live_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of `LIVE_OPTIONS`."""
+    for option in reversed(LIVE_OPTIONS):
+        command = option(command)
+    return command
+
+
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a report; it gets them as keywords, for `Asked(**options)`."""
     for option in reversed(_REPORT_OPTIONS):

@@ -223,6 +223,10 @@ def _device_of(
         named = [i for i, d in enumerate(devices) if d.uuid == rank.gpu.uuid]
         if named:
             return named[0], ()
+    if process is not None and process.gpu_uuids is not None and len(process.gpu_uuids) == 1:
+        named = [i for i, d in enumerate(devices) if d.uuid == process.gpu_uuids[0]]
+        if named:
+            return named[0], ()
     if process is not None and process.gpu_indices is not None and len(process.gpu_indices) == 1:
         wanted = process.gpu_indices[0]
         named = [i for i, d in enumerate(devices) if d.index == wanted and i in visible]

@@ -15,7 +15,24 @@ import msgspec
 
 from memledger import words as n
 from memledger.cards import card_named, parse_total
-from memledger.ledger import ACCOUNTS, Capacity, Entry, Evidence, Finding, Rank, Report, Server, Stage, account_total
+from memledger.findings.live import gpu_name, process_name
+from memledger.ledger import (
+    ACCOUNTS,
+    CLOSED_SHARE,
+    Capacity,
+    Entry,
+    Evidence,
+    Finding,
+    Live,
+    LiveGpu,
+    LiveProcess,
+    LiveRow,
+    Rank,
+    Report,
+    Server,
+    Stage,
+    account_total,
+)
 from memledger.sanitize import clean
 from memledger.units import GIB, Amount, total
 
@@ -170,6 +187,9 @@ def choose_servers(report: Report, options: Options) -> list[int]:
         LookupError: there is no start of that number.
     """
     count = len(report.servers)
+    live = report.live
+    if live is not None and live.server is not None and options.start is None and not options.all_starts:
+        return [live.server]
     if options.start is not None:
         if not 1 <= options.start <= count:
             raise LookupError(f"there is no start {options.start}: the input holds {n.plural(count, 'start')}")
@@ -242,6 +262,7 @@ def build(report: Report, index: int, options: Options) -> View:
     shown = telling[:MOST_TABLES]
     rest = [g for g in groups if g not in shown]
     tables = [t for group in shown for t in _tables(server, group)]
+    tables += live_tables(report, index)
     spoken = _about(server, ranks)
     return View(
         index=index,
@@ -281,11 +302,16 @@ def header(report: Report, index: int) -> str:
     parts.append(_STATE_WORDS.get(server.state, "state not in the log"))
     if server.started_at is not None:
         parts.append(clean(server.started_at, 40).replace("T", " ").removeprefix("--"))
+    if report.live is not None and report.live.server == index and report.live.pid is not None:
+        parts.append(f"pid {report.live.pid}")
     tail = []
     if (span := log_length(server)) is not None:
         tail.append(f"{span} of log")
     count = len(report.servers)
-    tail.append(n.plural(count, "start") if count == 1 else f"start {index + 1} of {count}")
+    if server.span:
+        tail.append(n.plural(count, "start") if count == 1 else f"start {index + 1} of {count}")
+    elif report.live is not None:
+        tail.append("no log")
     return ", ".join([" · ".join(parts), *tail])
 
 
@@ -555,7 +581,8 @@ def rank_title(server: Server, rank: Rank) -> str:
     """`GPU 0` where there is one rank, else its label; a CPU worker is one."""
     if len(server.ranks) > 1:
         host = f" on {clean(rank.host, 60)}" if rank.host else ""
-        return rank_name(server, rank) + host
+        card = f" on GPU {rank.gpu.index}" if is_live(rank) and rank.gpu.index is not None else ""
+        return rank_name(server, rank) + card + host
     if rank.gpu.kind == "cpu":
         return "CPU"
     if rank.gpu.index is None and any((rank.dp, rank.pp, rank.tp)):
@@ -657,7 +684,9 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
         else:
             rows.append(row)
     residual = rank.residual
-    if residual.bytes is not None:
+    if residual.bytes is not None and residual.since_start_bytes is not None:
+        rows += _live_rest(rank)
+    elif residual.bytes is not None:
         share = residual.bytes / opening if opening else None
         if residual.verdict == "open":
             label = "rest"
@@ -690,9 +719,41 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
     return rows
 
 
+def _live_rest(rank: Rank) -> list[Row]:
+    """What is left of a live ledger: what the rank's process holds beyond its entries, and what no process holds."""
+    residual = rank.residual
+    opening = residual.opening_bytes
+    grown = residual.since_start_bytes or 0
+    nobody = (residual.bytes or 0) - grown
+    rows = []
+    for account, label, size, tolerance, note in (
+        (
+            "since_start",
+            "since the start",
+            grown,
+            residual.tolerance_bytes or 0,
+            "allocator, and what was loaded since",
+        ),
+        ("unattributed", "unattributed", nobody, 0, ""),
+    ):
+        share = size / opening if opening else None
+        rows.append(Row("unexplained", account, label, size, tolerance, share, "", (), note))
+    return rows
+
+
+def is_live(rank: Rank) -> bool:
+    """Whether the rank's ledger is one of now: its free memory was read from the device."""
+    return any(e.account == "free" and e.basis == "live" for e in rank.entries)
+
+
 def verdict_words(rank: Rank) -> str:
     """The verdict with what it means."""
     residual = rank.residual
+    since = residual.since_start_bytes
+    if since is not None and residual.verdict in {"unexplained", "over_counted"} and residual.opening_bytes:
+        rest = abs((residual.bytes or 0) - since)
+        if rest <= CLOSED_SHARE * residual.opening_bytes:
+            return "closes but for what changed since the start"
     wider = " (unified memory)" if rank.gpu.unified_memory and residual.verdict == "closed" else ""
     words = {
         "closed": f"closed: within {'3 %' if rank.gpu.unified_memory else '1 %'}{wider}",
@@ -782,6 +843,8 @@ def account_note(account: str, entries: Sequence[Entry], capacity: Capacity) -> 
         parts = _kv_note(entries, capacity)
     elif account == "recurrent_state":
         parts = _state_note(entries, capacity)
+    elif account == "other_processes":
+        return _others_note(entries)
     elif len(entries) > 1:
         parts = [split_note(entries)]
     logged = [e for e in entries if e.basis == entries[0].basis]
@@ -789,6 +852,169 @@ def account_note(account: str, entries: Sequence[Entry], capacity: Capacity) -> 
     details = [detail_note(e.detail) for e in entries]
     parts += list(dict.fromkeys(d for d in details if d))
     return ", ".join(p for p in parts if p)
+
+
+MOST_OTHERS: Final = 3
+
+
+def _others_note(entries: Sequence[Entry]) -> str:
+    """Who the others on the GPU are, the largest first."""
+    rows = sorted(entries, key=lambda e: -e.bytes)
+    named = [process_name(LiveRow(e.account, e.bytes, 0, e.basis, e.detail)) for e in rows[:MOST_OTHERS]]
+    more = f" and {len(rows) - MOST_OTHERS} more" if len(rows) > MOST_OTHERS else ""
+    return clean(", ".join(named) + more, 300)
+
+
+# ------------------------------------------------------------------------------------------------------ the machine now
+
+
+_LIVE_LABELS: Final = {
+    "driver_reserved": "driver",
+    "server_processes": "this server",
+    "other_processes": "other processes",
+    "page_cache": "page cache",
+    "free": "free",
+}
+
+
+def live_tables(report: Report, index: int) -> list[Table]:
+    """The devices as they are now, where they are not in the ranks' tables already."""
+    live = report.live
+    if live is None or (live.server is not None and live.server != index):
+        return []
+    if live.server is None and index != len(report.servers) - 1:
+        return []
+    shown = {(r.gpu.uuid, r.gpu.index) for r in report.servers[index].ranks if is_live(r)}
+    rest = [g for g in live.gpus if (g.uuid, g.index) not in shown]
+    return [_live_table(gpu) for gpu in rest[:MOST_TABLES]]
+
+
+def _live_table(gpu: LiveGpu) -> Table:
+    whole = gpu.total_bytes
+    rows = []
+    for account, label in _LIVE_LABELS.items():
+        under = [row for row in gpu.rows if row.account == account]
+        if not under:
+            continue
+        sizes = [row.bytes for row in under if row.bytes is not None]
+        size = sum(sizes) if sizes else None
+        names = [process_name(row) for row in under if "pid" in row.detail]
+        note = ", ".join(names[:MOST_OTHERS]) + (
+            f" and {len(names) - MOST_OTHERS} more" if len(names) > MOST_OTHERS else ""
+        )
+        kind: Literal["free", "entry"] = "free" if account == "free" else "entry"
+        share = size / whole if size is not None and whole else None
+        rows.append(Row(kind, account, label, size, 0, share, "live", (), clean(note, 300)))
+    residual = gpu.residual
+    if residual.bytes is not None:
+        row = Row(
+            "unexplained", "unattributed", "unattributed", residual.bytes, residual.tolerance_bytes or 0,
+            residual.bytes / whole if whole else None,
+        )  # fmt: skip
+        rows.insert(len(rows) - (1 if rows and rows[-1].kind == "free" else 0), row)
+    note = (
+        "closed: within 1 %"
+        if residual.verdict == "closed"
+        else f"open: {residual.reason}"
+        if residual.reason
+        else "does not close"
+    )
+    rows.append(
+        Row(
+            "opening" if whole is not None else "total",
+            "opening",
+            "card total",
+            whole,
+            0,
+            1.0 if whole else None,
+            "",
+            (),
+            note,
+        )
+    )
+    name = f" ({clean(gpu.name, 60)})" if gpu.name else ""
+    return Table(f"{gpu_name(gpu)} now{name}", tuple(rows), tuple(clean(note, 300) for note in gpu.notes))
+
+
+def process_words(process: LiveProcess) -> str:
+    """`TP0 pid 4243 on GPU 0: 70.92 GiB = ledger 68.20 + context 0.44 +- 0.16 + 2.28 since the start`."""
+    who = f"{process.label} " if process.label else ""
+    role = f" ({process.role.replace('_', ' ')})" if not process.label else ""
+    where = f" on GPU {process.gpu_index}" if process.gpu_index is not None else ""
+    text = f"{who}pid {process.pid}{role}{where}"
+    if process.zombie:
+        return text + ": a zombie, it has ended"
+    if process.used_bytes is None:
+        return text + ": no figure of this process" + (f" ({'; '.join(process.notes)})" if process.notes else "")
+    text += f": {n.gib(process.used_bytes)} GiB"
+    names = {"ledger": "ledger", "cuda_context": "context", "in_use_at_start": "before the first reading"}
+    parts = [f"{names.get(r.account, r.account)} {n.gib(r.bytes or 0)}" for r in process.rows]
+    if parts and process.growth_bytes is not None:
+        grown = f"{n.signed_gib(process.growth_bytes)} {n.tolerance(process.growth_tolerance_bytes or 0)}".strip()
+        text += f" = {' + '.join(parts)}, {grown} since the start"
+        if process.expected_bytes:
+            text += f" (profiled peak {n.gib(process.expected_bytes)})"
+    return text + (f" ({'; '.join(process.notes)})" if process.notes else "")
+
+
+MOST_PROCESSES: Final = 8
+
+
+def live_facts(report: Report, server: Server) -> list[Fact]:
+    """Below the tables: whether the log is the process's, its processes, its load, and how the sample was made."""
+    live = report.live
+    if live is None:
+        return []
+    facts = []
+    if (check := live.log) is not None:
+        words = {"yes": "of this process", "no": "not of this process", "unknown": "perhaps of this process"}
+        facts.append(Fact("log", clean(f"{words[check.verdict]}: {'; '.join(check.reasons)}", 400)))
+    ranks = [p for p in live.processes if p.rank is not None or p.used_bytes or p.zombie]
+    facts += [Fact("process", clean(process_words(p), 400)) for p in ranks[:MOST_PROCESSES]]
+    if len(ranks) > MOST_PROCESSES:
+        facts.append(Fact("process", f"{len(ranks) - MOST_PROCESSES} more (--format json)"))
+    facts += [Fact("now", text) for text in _now_words(live)]
+    facts += [Fact("note", clean(text, 300)) for text in live.notes]
+    facts += [
+        Fact(s.name, clean(f"{s.status}: {s.reason}", 300))
+        for s in report.sources
+        if s.name in {"nvml", "smi", "proc", "metrics"} and s.reason and s.status != "ok"
+    ]
+    if live.server is not None and not server.span:
+        facts += [Fact("log", clean(s.reason, 400)) for s in report.sources if s.name == "log" and s.reason]
+    facts.append(Fact("sampled", clean(_sampled(live), 200)))
+    return facts
+
+
+def _now_words(live: Live) -> list[str]:
+    usage = live.usage
+    if usage is None:
+        return []
+    parts = []
+    if usage.running_requests is not None:
+        parts.append(f"{n.count(usage.running_requests)} running")
+    if usage.queued_requests is not None:
+        parts.append(f"{n.count(usage.queued_requests)} queued")
+    shares = (("KV", usage.kv_usage), ("window KV", usage.swa_usage), ("state slots", usage.state_usage))
+    parts += [f"{name} {n.percent(value)}" for name, value in shares if value is not None]
+    return [", ".join(parts)] if parts else []
+
+
+def _sampled(live: Live) -> str:
+    parts = [live.taken_at.replace("T", " ")] if live.taken_at else []
+    if live.pid is not None:
+        parts.append(
+            f"server pid {live.pid}"
+            + (f", started {live.started_at[:19].replace('T', ' ')}" if live.started_at else "")
+        )
+    if live.port is not None:
+        parts.append(f"port {live.port}")
+    if live.container is not None:
+        parts.append(f"container {live.container[:12]}")
+    calls = list(dict.fromkeys(g.memory_call for g in live.gpus if g.memory_call))
+    if calls:
+        parts.append(", ".join(calls) + (f", driver {live.driver_version}" if live.driver_version else ""))
+    return "; ".join(parts) or "a saved sample without its time"
 
 
 def split_note(entries: Sequence[Entry]) -> str:
@@ -872,7 +1098,9 @@ def _facts(server: Server, report: Report, options: Options) -> list[Fact]:
     facts = [Fact("also", f.text, f.code) for f in _other_findings(server, options)]
     facts += [Fact("budget", text) for text in budget_words(server)]
     facts += [Fact("capacity", text) for text in capacity_words(server)]
-    facts.append(Fact("used", usage_words(server)))
+    if server.span or server.usage.seen:
+        facts.append(Fact("used", usage_words(server)))
+    facts += live_facts(report, server)
     facts += [Fact("failed", text) for text in failure_lines(server, report)]
     facts += [Fact("note", clean(text, 300)) for text in server.notes]
     seen = {span.input for span in server.span}

@@ -1,0 +1,147 @@
+"""`memledger explain --pid`, `--smi` and of a snapshot: the log's report with the machine beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from memledger import __version__
+from memledger.cli import app, reading
+from memledger.cli.explain import finish, shown_options
+from memledger.cli.options import Asked, Machine
+from memledger.cli.reading import ReadResult
+from memledger.findings import live as live_findings
+from memledger.findings.selection import Selection
+from memledger.ledger import Report, Source
+from memledger.live.sample import DeviceSample, LiveServer, Sample
+from memledger.live.snapshot import SCHEMA, Snapshot, SnapshotError, read, write
+from memledger.reconcile import reconcile
+from memledger.sanitize import clean
+
+
+def report_on(files: Sequence[str], machine: Machine, asked: Asked, shown: str) -> int:
+    """Sample, read, line up, write; the exit code."""
+    if not machine.asked:
+        return _from_snapshot(files[0], asked)
+    problems: list[str] = []
+    sample = _sample(machine, problems)
+    server = _server(sample, machine)
+    result, taken = _log(files, machine, asked, sample, server)
+    result = msgspec.structs.replace(result, problems=(*problems, *result.problems))
+    if machine.snapshot is not None:
+        taken = msgspec.structs.replace(taken, command=clean(shown, 2000))
+        try:
+            write(machine.snapshot, taken)
+        except SnapshotError as error:
+            result = msgspec.structs.replace(result, problems=(*result.problems, str(error)))
+    return _show(result, taken, asked, shown)
+
+
+def _from_snapshot(name: str, asked: Asked) -> int:
+    if asked.gpu_total is not None or asked.model_config is not None:
+        raise click.UsageError(
+            "A snapshot holds the card's size and the model: --gpu-total and --model-config are not used."
+        )
+    try:
+        taken = read(name)
+    except SnapshotError as error:
+        app.say(f"memledger: {error}")
+        if asked.format_ == "json":
+            from memledger.cli import output
+            from memledger.report.json import encode
+
+            output.write_bytes(encode(_empty(Source("log", "unavailable", str(error)))))
+        return app.UNREADABLE
+    if taken.kind != "explain" or taken.report is None:
+        app.say(f"memledger: {clean(name)} is a snapshot of `memledger {taken.kind}`: it holds no report to show.")
+        return app.NOTHING_RECOGNISED
+    return _show(ReadResult(taken.report), taken, asked, taken.command)
+
+
+def _show(result: ReadResult, taken: Snapshot, asked: Asked, shown: str) -> int:
+    report = reconcile(result.report, taken.sample, pid=taken.pid, own_log=taken.own_log, built=taken.built)
+    report = Selection(asked.select, asked.ignore).apply(live_findings.attach(report))
+    return finish(msgspec.structs.replace(result, report=report), shown_options(asked, shown), asked)
+
+
+def _empty(*sources: Source) -> Report:
+    return Report(__version__, (), sources, ())
+
+
+def _sample(machine: Machine, problems: list[str]) -> Sample:
+    """What the machine shows; a process that is no server, or a file that can't be read, is a problem in words."""
+    if machine.smi is not None:
+        return _pasted(machine.smi, problems)
+    from memledger.live import gather
+    from memledger.live.attach import AttachError
+
+    assert machine.pid is not None
+    try:
+        return gather.server_sample(machine.pid, _key(machine.api_key_env))
+    except AttachError as error:
+        problems.append(str(error))
+        return Sample(taken_at=gather.now(), sources=(Source("proc", "unavailable", str(error)),))
+
+
+def _key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    value = os.environ.get(name)
+    if not value:
+        raise click.UsageError(f"--api-key-env {clean(name, 60)}: there is no such variable, or it is empty.")
+    return value
+
+
+def _pasted(path: Path, problems: list[str]) -> Sample:
+    from memledger.live import gather, smi
+
+    shown = clean(str(path))
+    try:
+        devices: DeviceSample = smi.read(path)
+    except OSError as error:
+        why = f"--smi {shown}: {error.strerror or error}"
+        problems.append(why)
+        return Sample(taken_at=gather.now(), sources=(Source("smi", "unavailable", why),))
+    if not devices.devices:
+        problems.append(f"--smi {shown}: {devices.source.reason or 'no GPU in it'}")
+    # The moment is the paste's own where it says one: a report on saved files says the same whenever it is made.
+    return Sample(taken_at=devices.taken_at or "", sources=(devices.source,), devices=devices, host_pids=True)
+
+
+def _server(sample: Sample, machine: Machine) -> LiveServer | None:
+    return sample.servers[0] if machine.pid is not None and sample.servers else None
+
+
+def _log(
+    files: Sequence[str], machine: Machine, asked: Asked, sample: Sample, server: LiveServer | None
+) -> tuple[ReadResult, Snapshot]:
+    """The log's report: of the files that were given, else of the log that the server writes, else rebuilt from the server itself."""
+    own = not files and server is not None and server.log.path is not None
+    names = list(files) if files else [server.log.path] if server is not None and server.log.path is not None else []
+    taken = Snapshot(SCHEMA, __version__, sample, pid=machine.pid, own_log=own)
+    if names:
+        result = reading.read(
+            names,
+            [Path(f) for f in asked.rule_files],
+            asked.gpu_total,
+            model_config=asked.model_config,
+            look_here=not asked.no_live,
+        )
+        if files or result.report.servers or server is None:
+            return result, msgspec.structs.replace(taken, report=result.report)
+        problems, inputs = result.problems, result.report.inputs
+        why = f"its log ({clean(names[0])}) holds nothing of a start"
+    else:
+        problems, inputs, why = (), (), ""
+    if server is None:
+        report = _empty(Source("log", "unavailable", "no log was given"))
+        return ReadResult(report, problems), msgspec.structs.replace(taken, report=report)
+    from memledger.live import rebuild
+
+    report = rebuild.report(server, sample, model_config=asked.model_config, inputs=inputs, why=why)
+    # What an unreadable log leaves unknown is said in the report: the server itself was found.
+    return ReadResult(report), msgspec.structs.replace(taken, report=report, built=True)

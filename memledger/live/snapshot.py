@@ -1,0 +1,115 @@
+"""Everything that was sampled, with the log's report, in one JSON file: `memledger explain FILE.json` gives the same report elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from memledger.ledger import Report
+from memledger.live.sample import Sample
+from memledger.sanitize import clean
+
+SCHEMA: Final = "memledger-snapshot/1"
+LARGEST: Final = 256 * 2**20
+"""Bytes of a file that is read as a snapshot at most."""
+
+
+class SnapshotError(Exception):
+    """A snapshot can't be written, or can't be read; one sentence."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
+    """`report` is the log's, complete but without the machine's rows: they are made anew from `sample`.
+
+    `kind` is the command that wrote it; `command` stands where the report's advice repeats the command line.
+    """
+
+    schema_: str
+    version: str
+    sample: Sample
+    kind: Literal["explain", "ps", "doctor"] = "explain"
+    report: Report | None = None
+    pid: int | None = None
+    own_log: bool = False
+    built: bool = False
+    command: str = "memledger explain"
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """The file's content: the schema first, every text cleaned and masked."""
+    plain = _masked(msgspec.to_builtins(snapshot))
+    ordered = {"schema": SCHEMA, **{k: v for k, v in plain.items() if k != "schema"}}
+    return msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
+
+
+def _masked(value: Any) -> Any:
+    """Every text cleaned once more: nothing that a log, a process or a server said leaves the machine unmasked."""
+    if isinstance(value, str):
+        return clean(value.encode("utf-8", "replace").decode(), 32_000)
+    if isinstance(value, dict):
+        return {_key(k): _masked(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_masked(v) for v in value]
+    return value
+
+
+def _key(key: Any) -> Any:
+    return clean(key, 400) if isinstance(key, str) else key
+
+
+def write(path: Path, snapshot: Snapshot) -> None:
+    """Write the file in one step (the whole of it or nothing), readable by its owner only.
+
+    Raises:
+        SnapshotError: it can't be written.
+    """
+    data = encode(snapshot)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise SnapshotError(
+            f"the snapshot can't be written to {clean(str(path))}: {error.strerror or error}"
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o600)
+        Path(name).replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise SnapshotError(
+            f"the snapshot can't be written to {clean(str(path))}: {error.strerror or error}"
+        ) from error
+
+
+def read(path: str) -> Snapshot:
+    """A snapshot from a file.
+
+    Raises:
+        SnapshotError: the file is not one that this version reads.
+    """
+    shown = clean(path)
+    try:
+        file = Path(path)
+        if file.stat().st_size > LARGEST:
+            raise SnapshotError(f"{shown}: larger than any snapshot ({LARGEST >> 20} MiB)")
+        snapshot = msgspec.json.decode(file.read_bytes(), type=Snapshot)
+    except OSError as error:
+        raise SnapshotError(f"{shown}: can't be read: {error.strerror or error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SnapshotError(
+            f"{shown}: a snapshot that is cut off or of another form: {clean(str(error), 200)}"
+        ) from error
+    if snapshot.schema_ != SCHEMA:
+        raise SnapshotError(
+            f"{shown}: a snapshot of another version ({clean(snapshot.schema_, 60)}); this memledger reads {SCHEMA}"
+        )
+    return snapshot
