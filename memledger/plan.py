@@ -17,11 +17,14 @@ from memledger.plan_values import Plan, PlanReport, Side, Target
 from memledger.sanitize import clean
 from memledger.units import Amount
 
-__all__ = ["Facts", "Plan", "PlanReport", "Side", "Target", "choose_server", "make_plan", "refused"]
+__all__ = ["Facts", "Plan", "PlanReport", "Side", "Target", "choose_server", "make_plan", "refused", "which_start"]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a plan stands on besides a log: the engine, the architecture (and `how` it was found), the card, the draft."""
+    """What a plan stands on besides a log: the engine, the architecture (and `how` it was found), the card, the draft.
+
+    `chosen`: which of several starts it is for, as a sentence.
+    """
 
     framework: Literal["sglang", "vllm"]
     version: str | None = None
@@ -31,6 +34,7 @@ class Facts(msgspec.Struct, frozen=True):
     card: str | None = None
     draft: Architecture | None = None
     draft_how: str | None = None
+    chosen: str | None = None
 
 
 def choose_server(servers: Sequence[Server], start: int | None = None) -> Server:
@@ -45,6 +49,17 @@ def choose_server(servers: Sequence[Server], start: int | None = None) -> Server
         return servers[start - 1]
     with_pools = [s for s in servers if any(r.capacity.kv_tokens or r.capacity.state_slots for r in s.ranks)]
     return (with_pools or list(servers))[-1]
+
+
+def which_start(servers: Sequence[Server], chosen: Server, *, asked: bool) -> str | None:
+    """The sentence on which start a plan is for, where there are several; None where the user asked for one or there is one."""
+    if asked or len(servers) < 2:
+        return None
+    number = next(index for index, one in enumerate(servers, 1) if one is chosen)
+    others = {one.model for one in servers} - {chosen.model}
+    model = f" ({chosen.model})" if chosen.model and others else ""
+    how = "the last one whose pools are in the log" if number < len(servers) else "the last"
+    return f"start {number} of {len(servers)} in the input{model}, {how}; --start N plans for another"
 
 
 def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target, facts: Facts) -> Plan:
@@ -67,6 +82,8 @@ def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target
             how=facts.how, version=facts.version, total=facts.total, draft=facts.draft,
         )  # fmt: skip
     made = _with_card(made, server, settings, facts)
+    if facts.chosen is not None:
+        made = msgspec.structs.replace(made, assumptions=(facts.chosen, *made.assumptions))
     if facts.draft is not None:
         made = msgspec.structs.replace(made, assumptions=(f"the draft: {facts.draft_how}", *made.assumptions))
     made = _too_long(_too_few_slots(made), server, settings, target, facts.architecture)
@@ -132,6 +149,7 @@ def refused(
             server.model if server is not None else None,
             architecture=facts.how if facts.architecture is not None else None,
             inputs=_inputs(settings, target, facts),
+            assumptions=(facts.chosen,) if facts.chosen is not None else (),
             not_modelled=(str(why),),
         )
     )

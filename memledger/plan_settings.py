@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
 from memledger.model.architecture import NotModelledError
-from memledger.model.versions import Release
+from memledger.model.versions import Release, is_placeholder, release
 from memledger.model.vllm_facts import CACHE_MODES_SINCE, KV_CACHE_MEMORY_FLAG_SINCE
 
 Kind = Literal["size", "count", "fraction", "switch", "text"]
@@ -116,11 +116,35 @@ NAMES: Final[dict[str, Kind]] = {**_MODELLED, **dict.fromkeys(sorted(_OTHERS), "
 FREE_TO_BE_ZERO: Final = frozenset({"state_checkpoint_blocks", "speculative_draft_tokens"})
 _DIVIDERS: Final = frozenset({"tp_size", "pp_size", "dp_size", "ep_size", "dcp_size"})
 MOST_RANKS: Final = 4096
-_KV_TYPES: Final = {
-    "sglang": ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1", "nvfp4", "fp4_mx_block16", "mxfp8"),
-    "vllm": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla", "nvfp4"),
+_EVER: Final = (0, 0, 0)
+_KV_TYPES: Final[dict[str, dict[str, Release]]] = {
+    "sglang": {
+        "auto": _EVER,
+        "fp8_e5m2": _EVER,
+        "fp8_e4m3": _EVER,
+        "bf16": (0, 5, 4),
+        "bfloat16": (0, 5, 4),
+        "fp4_e2m1": (0, 5, 5),
+        "mxfp8": (0, 5, 16),
+        "nvfp4": (0, 5, 16),
+        "fp4_mx_block16": (0, 5, 16),
+    },
+    "vllm": {
+        "auto": _EVER,
+        "bfloat16": _EVER,
+        "float16": _EVER,
+        "fp8": _EVER,
+        "fp8_e4m3": _EVER,
+        "fp8_e5m2": _EVER,
+        "fp8_ds_mla": _EVER,
+        "nvfp4": (0, 17, 0),
+    },
 }
-"""`--kv-cache-dtype` as the engines spell it, all modelled versions together; the 4-bit ones came late."""
+"""`--kv-cache-dtype` as the engines spell it, and the first release that takes it.
+
+SGLang: the choices in `server_args.py` of 0.5.2 to 0.5.5, 0.5.9, 0.5.13 to 0.5.18. vLLM: `config/cache.py` has no nvfp4 in
+0.16 and has it in 0.25; 16-bit names and the layout of DeepSeek's came before 0.12 and their first release was not read.
+"""
 _STATE_TYPES: Final = ("float32", "bfloat16", "float16")
 
 _NUMBER: Final = re.compile(r"(?i)([0-9]+(?:\.[0-9]+)?|[0-9]{1,3}(?:,[0-9]{3})+) ?(?:([kmgt])(i?b)?|b|bytes)?")
@@ -162,17 +186,29 @@ def parse(assignments: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def check(settings: Mapping[str, Any], framework: str, config: Mapping[str, Any] | None = None) -> None:
+def check(
+    settings: Mapping[str, Any],
+    framework: str,
+    config: Mapping[str, Any] | None = None,
+    version: str | None = None,
+) -> None:
     """Whether an engine takes the values; `config`: what the log says, for settings that need another beside them.
+
+    `version`: the release, where it is known: some values came later.
 
     Raises:
         ValueError: it would refuse one; the message names what it takes.
     """
-    taken = {"kv_cache_dtype": _KV_TYPES[framework], "state_dtype": _STATE_TYPES}
+    taken = {"kv_cache_dtype": tuple(_KV_TYPES[framework]), "state_dtype": _STATE_TYPES}
     taken |= {"state_cache_mode": ("none", "align", "all")} if framework == "vllm" else {}
     for name, accepted in taken.items():
         if name in settings and settings[name] not in accepted:
             raise ValueError(f"{name}: {settings[name]!r} is none of {', '.join(accepted)}")
+    since, at = _KV_TYPES[framework].get(settings.get("kv_cache_dtype", "auto"), _EVER), release(version)
+    if at is not None and not is_placeholder(version) and at < since:
+        raise ValueError(
+            f"kv_cache_dtype: {settings['kv_cache_dtype']} came with {'.'.join(map(str, since))}; this is {version}"
+        )
     given = {**(config or {}), **settings}
     drafts, algorithm = settings.get("speculative_draft_tokens"), given.get("speculative_algorithm")
     off = algorithm is None or str(algorithm).lower() in {"none", "off"}
@@ -247,15 +283,17 @@ def modelled(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in _MODELLED}
 
 
+_ARGS_SINCE: Final[Release] = (0, 6, 3)
+"""The oldest release whose own list of arguments was seen (`args: Namespace(...)` in logs of 0.6.3); they may be older."""
 _VLLM_FLAGS: Final[dict[str, tuple[str, Release]]] = {
-    "memory_fraction": ("--gpu-memory-utilization", (0, 8, 0)),
-    "max_running_requests": ("--max-num-seqs", (0, 8, 0)),
-    "context_length": ("--max-model-len", (0, 8, 0)),
-    "kv_cache_dtype": ("--kv-cache-dtype", (0, 8, 0)),
-    "page_size": ("--block-size", (0, 8, 0)),
-    "chunked_prefill_tokens": ("--max-num-batched-tokens", (0, 8, 0)),
-    "tp_size": ("--tensor-parallel-size", (0, 8, 0)),
-    "pp_size": ("--pipeline-parallel-size", (0, 8, 0)),
+    "memory_fraction": ("--gpu-memory-utilization", _ARGS_SINCE),
+    "max_running_requests": ("--max-num-seqs", _ARGS_SINCE),
+    "context_length": ("--max-model-len", _ARGS_SINCE),
+    "kv_cache_dtype": ("--kv-cache-dtype", _ARGS_SINCE),
+    "page_size": ("--block-size", _ARGS_SINCE),
+    "chunked_prefill_tokens": ("--max-num-batched-tokens", _ARGS_SINCE),
+    "tp_size": ("--tensor-parallel-size", _ARGS_SINCE),
+    "pp_size": ("--pipeline-parallel-size", _ARGS_SINCE),
     "dp_size": ("--data-parallel-size", (0, 8, 3)),
     "dcp_size": ("--decode-context-parallel-size", (0, 10, 2)),
     "state_dtype": ("--mamba-ssm-cache-dtype", (0, 10, 2)),

@@ -201,7 +201,10 @@ def _rank(server: Server) -> Rank:
     """The rank whose pools bind: the one with the fewest KV tokens."""
     with_pools = [r for r in server.ranks if r.capacity.kv_tokens or r.capacity.state_slots]
     if not with_pools:
-        raise NotModelledError("the log shows no pool of this server: it ends before, or it failed before its pools")
+        raise NotModelledError(
+            "the log shows no pool of this server (no line 'KV Cache is allocated' or 'max_total_num_tokens='): it ends before, "
+            "or it failed before its pools"
+        )
     return min(with_pools, key=lambda r: (r.capacity.kv_tokens is None, r.capacity.kv_tokens or 0))
 
 
@@ -377,7 +380,7 @@ def _reading(one: Sizing) -> str:
     span = dotted(low) if low == high else f"{dotted(low)} to {dotted(high)}"
     parts = []
     if one.state_slots is not None:
-        parts.append(f"{one.state_slots} slots at {one.slots_per_request} a request")
+        parts.append(f"{words.plural(one.state_slots, 'slot')} at {one.slots_per_request} a request")
     if one.kv_tokens is not None:
         parts.append(f"{one.kv_tokens:,} KV tokens")
     if one.max_running_requests is not None:
@@ -432,10 +435,12 @@ def _changed(
     if "gpu_total_bytes" in settings:
         if rank.gpu.total_bytes is None:
             raise NotModelledError(
-                "gpu_total_bytes: the log does not print the card's memory, so the difference is not known"
+                "gpu_total_bytes: the log does not print the card's memory, so the difference is not known; --gpu CARD would tell"
             )
         if server.fraction is None:
-            raise NotModelledError("gpu_total_bytes: --mem-fraction-static in effect is not known")
+            raise NotModelledError(
+                "gpu_total_bytes: --mem-fraction-static in effect is not in the log (the line 'server_args=' would tell)"
+            )
         more = settings["gpu_total_bytes"] - rank.gpu.total_bytes
         extra["more_budget"] = extra.get("more_budget", new.more_budget) + round(more * server.fraction)
         extra["kv_tokens"] = extra["kv_swa_tokens"] = None
@@ -601,7 +606,10 @@ def _ordered(accounts: Mapping[str, int]) -> dict[str, int]:
 def _why_lost(lost: tuple[str, ...], found: list[Sizing]) -> str:
     """The sentence on what the settings leave unknown, and why."""
     if any(one.budget is None for one in found):
-        why = "the log does not tell what the pools may take together, so what the settings give or take is open"
+        why = (
+            "the log does not tell what the pools may take together (the lines 'KV Cache is allocated' and "
+            "'max_total_num_tokens=' would), so what the settings give or take is open"
+        )
     else:
         why = "the releases or strategies that it may be do not agree"
     return f"not known with these settings: {', '.join(lost)} ({why})"
@@ -670,6 +678,8 @@ def _finish(
             f"cached prefixes: {after.prefix.text}; {words.plural(max(0, after.spare_slots), 'slot')} besides those of "
             "running requests"
         )
+    if "page_size" in settings:
+        assumptions.append(page_loss(settings["page_size"], tokens, "page"))
     old = solved.before
     if old is not None:
         if old.max_running_requests != after.max_running_requests:
@@ -736,6 +746,15 @@ def _fraction_for(server: SglangServer, needed: int, available: int) -> float | 
         return None
     wanted = sglang.Budget(available, pre, fraction).fraction_for(needed)
     return wanted if wanted <= MOST_FRACTION else None
+
+
+def page_loss(page: int, tokens: int | None, word: str) -> str:
+    """The sentence on what rounding up to whole pages (blocks) loses for each request."""
+    told = f"{word}s of {words.plural(page, 'token')}: requests take whole {word}s"
+    if tokens is None:
+        return f"{told}, so up to {words.plural(page - 1, 'token')} of each one's last stay unused"
+    lost = -tokens % page
+    return f"{told}; one of {tokens:,} tokens leaves {words.plural(lost, 'token')} of its last unused"
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -97,7 +97,7 @@ def change_of_draft(
             "the release is not in the log: --framework-version N"
         )
     if charged and had and logged:
-        assumptions.append("the draft's weights give back what the log printed as they were loaded")
+        assumptions.append("the draft's weights give back what the log printed for their loading")
     return DraftChange(weights, logged, token, charged)
 
 

@@ -24,7 +24,7 @@ from memledger.model.versions import Release, is_placeholder
 from memledger.model.vllm import Pool, Settings
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, unmodelled, vllm_flags
-from memledger.plan_sglang import largest, merged, negative, parallel, resharded
+from memledger.plan_sglang import largest, merged, negative, page_loss, parallel, resharded
 from memledger.plan_values import Plan, Side, Target, change_of, open_ends, spread
 from memledger.plan_vllm_dense import Draw
 from memledger.units import GIB, Amount
@@ -337,7 +337,10 @@ def _readings(
 def _rank(server: Server) -> Rank:
     found = [r for r in server.ranks if r.capacity.kv_tokens or any(e.account == "kv_cache/pool" for e in r.entries)]
     if not found:
-        raise NotModelledError("the log shows no KV pool of this server: it ends before, or it failed before its pool")
+        raise NotModelledError(
+            "the log shows no KV pool of this server (no line 'GPU KV cache size', 'Available KV cache memory' or '# GPU "
+            "blocks'): it ends before, or it failed before its pool"
+        )
     # All ranks have as many blocks as the one with the fewest bytes.
     sizes = {id(r): sum(e.bytes for e in r.entries if e.account == "kv_cache/pool") for r in found}
     return min(found, key=lambda r: (r.capacity.kv_tokens or 0, sizes[id(r)]))
@@ -676,6 +679,12 @@ def _finish(
                 pool.settings.max_model_len, lambda length: vllm.request_blocks(pool, length).total <= held - null
             )
             instead = [f"--max-model-len {longest}"] if longest else []
+    if "page_size" in wanted:
+        assumptions.append(page_loss(pool.block.tokens, target.context or pool.settings.max_model_len, "block"))
+        if pool.block.enlarged:
+            assumptions.append(
+                f"the engine raises page_size to {pool.block.tokens} tokens, so that a block holds a state"
+            )
     if pool.hybrid:
         assumptions.append(
             "state and KV share one pool: the split is for a pool full of requests of the longest length; a running request "

@@ -176,7 +176,7 @@ def test_a_model_of_the_table_and_a_card(run):
         ((DEMO, "--context", "8k", "--framework-version", "newest"), "'newest' is no version"),
         ((DEMO, "--context", "8k", "--framework-version", "0.5zzz"), "'0.5zzz' is no version"),
         ((DEMO, "--context", "8k", "--gpu", "a100-40"), "more free memory than that card has"),
-        ((DEMO, "--set", "kv_cache_dtype=int4"), "none of auto, bf16, bfloat16, fp8_e4m3"),
+        ((DEMO, "--set", "kv_cache_dtype=int4"), "none of auto, fp8_e5m2, fp8_e4m3, bf16, bfloat16"),
         ((*BARE, "--model", "Qwen3.5-27B", "--set", "kv_cache_dtype=int4"), "none of auto, bfloat16, float16, fp8"),
         ((*BARE, "--model", "Qwen3.5-27B", "--set", "state_cache_mode=some"), "none of none, align, all"),
         ((DEMO, "--set", "state_dtype=int8"), "none of float32, bfloat16, float16"),
@@ -215,7 +215,7 @@ def test_requests_longer_than_the_model_do_not_do(run, config):
 
 
 def test_lengths_past_the_log_with_an_unknown_model_are_assumed(run):
-    out = run(DEMO, "--context", "512k")[1]
+    out = run(str(ROOT / "fixtures" / "sglang-0.5.20-hybrid-mtp-tp2" / "server.log"), "--context", "512k")[1]
     assert "assumed that the model takes 524,288 tokens; the log's longest is 262,144" in " ".join(out.split())
 
 
@@ -272,9 +272,80 @@ def test_a_config_that_can_not_be_read_leaves_a_document_without_a_plan(run, tmp
         code, out, err = run(*args, "--model-config", "config.json", "--format", "json")
         found = document(out)
         assert code == 4 and found["plan"] is None and "not JSON" in err
-        assert found["sources"][-1] == {"name": "model", "status": "unavailable", "reason": "--model-config: config.json: not JSON"}
+        assert found["sources"][-1] == {
+            "name": "model",
+            "status": "unavailable",
+            "reason": "--model-config: config.json: not JSON",
+        }
 
 
 def test_ranges_stand_in_the_table_and_ascii_does():
     out = render(Plan("vllm", "0.33.0", not_modelled=("because",)), Style(unicode=False))
     assert "Nothing could be planned: because." in out and out.isascii()
+
+
+def test_kv_types_that_came_later_are_refused_for_older_releases(run):
+    bare = ("--framework", "sglang", "--model", "Llama-3.1-8B-Instruct", "--set", "pool_bytes=20GiB")
+    for version, dtype, since in (
+        ("0.5.4", "fp4_e2m1", "0.5.5"),
+        ("0.5.15", "nvfp4", "0.5.16"),
+        ("0.5.3", "bf16", "0.5.4"),
+    ):
+        code, _, err = run(*bare, "--framework-version", version, "--set", f"kv_cache_dtype={dtype}")
+        assert code == 2 and f"{dtype} came with {since}; this is {version}" in err
+        code, _, err = run(*bare, "--framework-version", since, "--set", f"kv_cache_dtype={dtype}")
+        assert code == 0, err
+    bare = ("--framework", "vllm", "--model", "Llama-3.1-8B-Instruct", "--set", "pool_bytes=20GiB")
+    code, _, err = run(*bare, "--framework-version", "0.16.0", "--set", "kv_cache_dtype=nvfp4")
+    assert code == 2 and "nvfp4 came with" in err
+
+
+def test_one_of_anything_is_singular(run):
+    code, out, _ = run(DEMO, "--set", "max_running_requests=1")
+    assert code == 0 and "1 running request instead of 24" in " ".join(out.split())
+    assert "1 running requests" not in out
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80, 100])
+def test_ranged_tables_keep_the_width(run, width):
+    log = str(ROOT / "fixtures" / "sglang-0.5.20-hybrid-mtp-tp2" / "server.log")
+    code, out, _ = run(log, "--set", "speculative_algorithm=none", "--width", str(width))
+    assert code == 0
+    words = {word for line in out.splitlines() if len(line) > width for word in line.split()}
+    assert not {line for line in out.splitlines() if len(line) > width}, words
+    assert " to " in out or "to " in out
+
+
+def test_pages_say_what_they_lose(run):
+    out = " ".join(run(DEMO, "--concurrency", "2", "--context", "1000", "--set", "page_size=64")[1].split())
+    assert (
+        "pages of 64 tokens: requests take whole pages; one of 1,000 tokens leaves 24 tokens of its last unused" in out
+    )
+
+
+def test_several_servers_say_which_is_planned(run):
+    other = str(ROOT / "fixtures" / "vllm-0.10.2-actual-usage" / "server.log")
+    load = ("--concurrency", "2", "--context", "4k")
+    code, out, _ = run(DEMO, other, *load)
+    said = " ".join(out.split())
+    assert (
+        code == 0
+        and "start 2 of 2 in the input (/models/example-moe-30b), the last; --start N plans for another" in said
+    )
+    code, out, _ = run(DEMO, other, *load, "--start", "1")
+    assert code == 0 and out.startswith("SGLang 0.5.18") and "in the input" not in out
+    found = document(run(DEMO, other, *load, "--format", "json")[1])
+    assert found["plan"]["assumptions"][0].startswith("start 2 of 2")
+
+
+@pytest.mark.parametrize(
+    ("log", "helps"),
+    [
+        ("vllm-0.25-hybrid", "--model-config FILE"),
+        ("vllm-0.21-free-memory-fail", "'Available KV cache memory'"),
+        ("vllm-0.8.5-v1-tp4", "'Available KV cache memory'"),
+    ],
+)
+def test_refusals_name_what_would_help(run, log, helps):
+    code, _, err = run(str(ROOT / "fixtures" / log / "server.log"), "--concurrency", "2", "--context", "1k")
+    assert code == 3 and helps in err

@@ -18,6 +18,7 @@ from memledger.plan_settings import count, parse, sglang_flags, vllm_flags
 from memledger.plan_sglang import merged
 from memledger.plan_values import Side, change, spread
 from memledger.report.plan_text import render
+from memledger.report.text import Style
 from memledger.units import GIB, Amount
 from memledger.words import gib_about
 
@@ -209,7 +210,7 @@ def test_figures_of_the_log_alone_are_ranges():
     assert any("rounded" in text for text in plan.assumptions)
     less, more = plan.change.ranges["kv_tokens"]
     assert less < plan.change.capacity["kv_tokens"] < more
-    assert f"{less:+,} to {more:+,}" in render(plan)
+    assert f"{less:+,} to {more:+,}" in render(plan, Style(width=100))
     assert "state_slots" not in plan.change.ranges, "exact"
 
 

@@ -229,9 +229,10 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
     """Read, plan, write; the exit code."""
     from memledger.ledger import Source
     from memledger.model.architecture import NotModelledError
-    from memledger.plan import Facts, choose_server, make_plan, refused
+    from memledger.plan import Facts, choose_server, make_plan, refused, which_start
 
     server: Server | None = None
+    chosen: str | None = None
     inputs: tuple[Input, ...] = ()
     sources: tuple[Source, ...] = ()
     problems: tuple[str, ...] = ()
@@ -250,6 +251,7 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
             server = choose_server(got.report.servers, options["start"])
         except LookupError as error:
             raise click.UsageError(f"{error.args[0]}.") from error
+        chosen = which_start(got.report.servers, server, asked=options["start"] is not None)
         _same_version(options["framework_version"], server)
         _same_card(options, server)
     engine = server.framework if server is not None else options["framework"]
@@ -272,6 +274,7 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         gpu.label if gpu is not None else None,
         draft,
         draft_how,
+        chosen,
     )
     try:
         plan = make_plan(server, options["settings"], target, facts)
@@ -295,7 +298,8 @@ def _check(options: dict[str, Any], engine: str, server: Server | None) -> None:
     from memledger.plan_settings import check
 
     try:
-        check(options["settings"], engine, server.config if server is not None else None)
+        version = options["framework_version"] or (server.framework_version if server is not None else None)
+        check(options["settings"], engine, server.config if server is not None else None, version)
     except ValueError as error:
         raise click.UsageError(f"--set {_shown(str(error))}.") from error
 
@@ -349,7 +353,7 @@ def _write(plan: Plan | None, inputs: tuple[Input, ...], sources: tuple[Source, 
     elif plan is not None and plan.after is None:
         from memledger.report.plan_text import answer
 
-        app.say(f"memledger: {answer(plan)}")
+        app.say(f"memledger: {answer(plan)}{f' Planned for {plan.assumptions[0]}.' if plan.assumptions else ''}")
     elif plan is not None:
         from memledger.report.plan_text import render
 

@@ -527,7 +527,7 @@ def _check_ratio(server: SglangServer, version: Version, rest: int | None, per_r
     if abs(again.slots - source.state_slots) > 1 + source.tolerance * source.state_slots:
         raise NotModelledError(
             f"how the {source.state_slots} state slots were chosen is not known (the ratio gives {again.slots}), "
-            "so neither is how many another setting gives"
+            "so neither is how many another setting gives; --set state_slots=N says how many are wanted"
         )
 
 

@@ -21,6 +21,13 @@ _CAPACITY_WORDS = {
     "slots_per_request": "slots a request",
     "max_running_requests": "running requests",
 }
+_ONE = {
+    "kv_tokens": "KV token",
+    "kv_swa_tokens": "KV token, window layers",
+    "kv_blocks": "block",
+    "state_slots": "state slot",
+    "max_running_requests": "running request",
+}
 LABEL_WIDTH = 13
 NOT_KNOWN = "not known"
 NARROWEST = 40
@@ -37,7 +44,7 @@ def render(plan: Plan, style: Style | None = None) -> str:
     )
     lines = [header, "", *_wrap(answer(plan), style.width), ""]
     if plan.after is not None:
-        lines += [*_table(plan), ""]
+        lines += [*_table(plan, style.width), ""]
     lines += _facts(plan, style.width)
     while lines and not lines[-1]:
         lines.pop()
@@ -127,11 +134,9 @@ def _effect(plan: Plan) -> str:
                 unknown.append(_CAPACITY_WORDS[name])
             continue
         if old is not None and old != new:
-            parts.append(
-                f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]} instead of {_was(plan, name, old)}"
-            )
+            parts.append(f"{_counted(name, new, plan.after)} instead of {_was(plan, name, old)}")
         elif old is None:
-            parts.append(f"{_cell(name, new, plan.after, size=False)} {_CAPACITY_WORDS[name]}")
+            parts.append(_counted(name, new, plan.after))
     if unknown:
         parts.append(f"{', '.join(unknown)} not known (see not modelled)")
     elif not _known(plan):
@@ -139,6 +144,12 @@ def _effect(plan: Plan) -> str:
     if not parts:
         return "no capacity changes." if plan.before is not None else "see the table."
     return f"{', '.join(parts)}."
+
+
+def _counted(name: str, value: int, side: Side) -> str:
+    """A capacity with its word: `1 running request`, `24 running requests`, `20 to 24 running requests`."""
+    shown = _cell(name, value, side, size=False)
+    return f"{shown} {_ONE[name] if shown == '1' and name in _ONE else _CAPACITY_WORDS[name]}"
 
 
 def _was(plan: Plan, name: str, old: int) -> str:
@@ -158,7 +169,7 @@ def _moved(plan: Plan, name: str, *, size: bool) -> str:
     return "" if shown == "0.00" else shown
 
 
-def _table(plan: Plan) -> list[str]:
+def _table(plan: Plan, width: int) -> list[str]:
     after, before = plan.after, plan.before
     assert after is not None
     header = ["GiB on one GPU", "after"] if before is None else ["GiB on one GPU", "before", "after", "change"]
@@ -183,14 +194,39 @@ def _table(plan: Plan) -> list[str]:
             row.insert(1, "" if was is None else words.count(round(was, 2)))
             row.append(_moved(plan, "concurrency", size=False))
         rows.append(row)
+    return _fitted(header, rows, width)
+
+
+def _fitted(header: list[str], rows: list[list[str]], width: int) -> list[str]:
+    """The table within a width: with ranges on two lines where it is too wide, then with names on two, then row by row."""
+    for fold_names in (None, False, True):
+        lines = _columns(header, [_folded(row, fold_names) for row in rows] if fold_names is not None else rows)
+        if max(map(len, lines)) <= width:
+            return lines
+    lines = []
+    for label, *cells in rows:
+        told = [f"{name} {cell}" for name, cell in zip(header[1:], cells, strict=True) if cell]
+        lines += _wrap(f"{label}: {', '.join(told)}", width, later="  ")
+    return [header[0], *lines]
+
+
+def _folded(row: list[str], fold_names: bool) -> list[str]:
+    label, *cells = row
+    if fold_names:
+        label = label.replace("/", "/\n  ").replace(", ", ",\n  ")
+    return [label, *(cell.replace(" to ", "\nto ") for cell in cells)]
+
+
+def _columns(header: list[str], rows: list[list[str]]) -> list[str]:
     text = tabulate(
         rows,
         headers=header,
         tablefmt="plain",
         colalign=("left", *("right",) * (len(header) - 1)),
         disable_numparse=True,
+        preserve_whitespace=True,
     )
-    return text.splitlines()
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def _order(name: str) -> int:
@@ -231,7 +267,7 @@ def _facts(plan: Plan, width: int) -> list[str]:
         lines += _fact("binds", ", ".join(names), width)
     if plan.smallest is not None and plan.needed_bytes is not None and not _no_room(plan):
         held = [
-            f"{getattr(plan.smallest.capacity, name):,} {_CAPACITY_WORDS[name]}"
+            _counted(name, getattr(plan.smallest.capacity, name), plan.smallest)
             for name in ("state_slots", "kv_tokens" if plan.framework == "sglang" else "kv_blocks")
             if getattr(plan.smallest.capacity, name) is not None
         ]
