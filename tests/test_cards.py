@@ -2,7 +2,7 @@
 
 import pytest
 
-from memledger.cards import CARDS, card_named, parse_total
+from memledger.cards import CARDS, card_named, parse_total, unified_total
 from memledger.units import GIB, MIB
 
 
@@ -103,3 +103,10 @@ def test_every_card_says_how_it_is_known_and_how_well():
 def test_a_device_name_as_drivers_print_it_leads_to_its_card(device, card):
     assert card_named(device) == card
     assert card is None or parse_total(card).label is not None
+
+
+def test_a_total_says_unified_memory_only_where_no_other_card_has_it():
+    assert unified_total(122_501 * MIB)
+    assert not unified_total(81_559 * MIB)
+    assert not unified_total(95 * GIB)
+    assert not unified_total(1 * GIB)

@@ -307,3 +307,32 @@ def test_no_quantisation():
     assert read_quantization(None) is None
     assert read_quantization({}) is None
     assert read().quantization is None
+
+
+@pytest.mark.parametrize("key", ["intermediate_size", "vocab_size", "head_dim", "hidden_size"])
+@pytest.mark.parametrize("value", [0, -1, "64", True])
+def test_a_size_that_is_no_size_is_refused_by_name(key, value):
+    with pytest.raises(NotModelledError, match=key):
+        read_config({**PLAIN, key: value}, "x")
+
+
+def test_laguna_has_its_own_query_heads_in_each_layer_and_a_gate_per_head():
+    config = {
+        **PLAIN,
+        "model_type": "laguna",
+        "head_dim": 64,
+        "sliding_window": 512,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "num_attention_heads_per_layer": [8, 16, 16, 8],
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [0],
+        "gating": "per-head",
+    }
+    layers = read_config(config, "x").layers
+    assert [layer.attention.query_heads for layer in layers] == [8, 16, 16, 8]
+    assert [layer.attention.window for layer in layers] == [None, 512, 512, None]
+    assert all(layer.attention.head_gate and not layer.attention.gated_output for layer in layers)
+    assert [isinstance(layer.mlp, MoeMlp) for layer in layers] == [False, True, True, True]
+    with pytest.raises(NotModelledError, match="num_attention_heads_per_layer"):
+        read_config({**config, "num_attention_heads_per_layer": [8, 16]}, "x")

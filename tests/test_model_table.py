@@ -49,6 +49,9 @@ def row(name: str) -> str | None:
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
         ("gemma-3-12b-it-qat-autoawq", "google/gemma-3-12b-it"),
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-R1"),
+        ("/models/Qwen3.8-27B-INT4", "Qwen/Qwen3.8-27B"),
+        ("Qwen2.5-32B-Instruct", "Qwen/Qwen2.5-32B-Instruct"),
+        ("/models/GLM-5.2-W4A16-55c92ae", "zai-org/GLM-5.2"),
         ("Nemotron-3-Nano-30B-A3B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     ],
 )
@@ -61,7 +64,7 @@ def test_a_name_finds_its_row(asked, expected):
     [
         "Qwen/Qwen3-7B",
         "Qwen/Qwen3-320B",
-        "Qwen3.8-27B",
+        "Qwen3.8-72B",
         "GLM-4.5-Air-REAP-82B-A12B-AWQ-4bit",
         "Qwen3.5-27B-Claude-Distilled",
         "meta-llama/Llama-3.1",
@@ -166,3 +169,10 @@ def test_a_class_that_fits_several_models_is_not_enough():
     found = table.look_up_class("Qwen3ForCausalLM", hidden_size=2560, num_hidden_layers=36, vocab_size=151936)
     assert found is not None
     assert found.row == "Qwen/Qwen3-4B"
+
+
+def test_a_hash_is_a_revision_and_a_word_or_a_number_is_not():
+    assert table.take_apart("GLM-5.2-55c92ae").key == table.take_apart("GLM-5.2").key
+    assert table.take_apart("model-20250731").key != table.take_apart("model").key
+    assert table.take_apart("model-defaced").key != table.take_apart("model").key
+    assert table.take_apart("model-30b").key != table.take_apart("model").key

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from finding_helpers import concurrency, serving, sglang, vllm, worker
 
-from memledger import findings, modelled
+from memledger import findings, modelled, pipeline
 from memledger.findings.figures import Context
-from memledger.ledger import Capacity, Report
+from memledger.ledger import Capacity, Report, Stage, StageResidual
 from memledger.model.find import Found, find
 from memledger.units import GIB
 
@@ -187,3 +187,132 @@ def test_ranks_of_another_pipeline_stage_are_modelled_by_their_own_layers():
     assert "stage" in rank.entries[0].detail["modelled"]["reason"]
     placed = msgspec.structs.replace(server, ranks=(msgspec.structs.replace(server.ranks[0], pp=0),))
     assert modelled.check_server(placed, DENSE).ranks[0].entries[0].detail["modelled"]["bytes"] > 0
+
+
+MTP = find("deepseek-ai/DeepSeek-R1", look_here=False).architecture
+BACK = 129280 * 7168 * 2 * 5 // 4
+"""Embedding on every GPU, a quarter of the head: two bytes an element."""
+
+
+def drafting(rise, *, draft="DeepseekV3ForCausalLMNextN"):
+    """A rank of 32 whose prediction module was loaded after the capture, and whose free memory then rose by `rise` GiB."""
+    rank = worker(
+        60.78,
+        base="first_reading",
+        details={"weights/draft": {"type": draft}, "kv_cache/draft": {"tokens": 235_008, "part": "kv"}},
+        weights__model=30.18,
+        weights__draft=2.77,
+        kv_cache__draft=0.25,
+        free=60.78 - 30.18 - 2.77 - 0.25 + rise,
+    )
+    before = 60.78 - 30.18 - 2.77 - 0.25
+    stages = (
+        Stage("weights", round(60.78 * GIB), round(30.6 * GIB), StageResidual(0, 5 * 2**20)),
+        Stage("draft_weights", round(30.6 * GIB), round(27.83 * GIB), StageResidual(0, 5 * 2**20)),
+        Stage("draft_pools", round(27.83 * GIB), round(before * GIB), StageResidual(0, 5 * 2**20)),
+        Stage(
+            "warmup", round(before * GIB), round((before + rise) * GIB), StageResidual(-round(rise * GIB), 10 * 2**20)
+        ),
+    )
+    return sglang(
+        msgspec.structs.replace(rank, stages=stages),
+        tp_size=32,
+        ep_size=32,
+        dp_size=8,
+        dp_attention=True,
+        dp_lm_head=True,
+        moe_dense_tp_size=1,
+        moe_communication_backend="deepep",
+        page_size=128,
+        kv_cache_dtype="auto",
+    )
+
+
+def given_back(server):
+    rank = modelled.check_server(server, MTP).ranks[0]
+    return rank, [e for e in rank.entries if e.account == "released"]
+
+
+def test_what_a_prediction_module_gives_back_is_an_entry_where_a_stage_shows_it():
+    server = drafting(2.12)
+    assert server.ranks[0].residual.verdict == "over_counted"
+    rank, (entry,) = given_back(server)
+    assert (entry.bytes, entry.basis, entry.stage) == (-BACK, "modelled", "warmup/draft")
+    assert rank.stages[-1].residual.bytes == BACK - round(2.12 * GIB)
+    assert rank.residual.bytes == server.ranks[0].residual.bytes + BACK
+    assert rank.residual.verdict == "closed"
+    assert rank.entries[-1].account == "free"
+    assert sum(s.residual.bytes for s in rank.stages) == pytest.approx(rank.residual.bytes, abs=16)
+
+
+@pytest.mark.parametrize(
+    ("rise", "draft"),
+    [
+        (0.9, "DeepseekV3ForCausalLMNextN"),  # another size
+        (0.0, "DeepseekV3ForCausalLMNextN"),  # nothing came back
+        (2.12, "LlamaForCausalLMEagle3"),  # another model's draft
+    ],
+)
+def test_a_rise_that_the_formula_does_not_give_stays_a_residual(rise, draft):
+    server = drafting(rise, draft=draft)
+    rank, entries = given_back(server)
+    assert not entries
+    assert rank.stages == server.ranks[0].stages
+    assert rank.residual == server.ranks[0].residual
+
+
+def test_a_prediction_modules_weights_and_pool_are_compared():
+    rank, _ = given_back(drafting(2.12))
+    said = {e.account: e.detail.get("modelled") for e in rank.entries}
+    assert said["weights/draft"]["agrees"]
+    assert said["kv_cache/draft"]["agrees"]
+    assert said["kv_cache/draft"]["token_bytes"] == (512 + 64) * 2
+    rank, _ = given_back(drafting(2.12, draft="LlamaForCausalLMEagle3"))
+    said = {e.account: e.detail.get("modelled") for e in rank.entries}
+    assert said["kv_cache/draft"]["bytes"] is None
+    assert "draft" in said["kv_cache/draft"]["reason"]
+
+
+def speculating(ssm, conv, version="0.5.16"):
+    rows = {"slots": 48}
+    rank = worker(
+        80,
+        details={"recurrent_state/speculative_ssm": rows, "recurrent_state/speculative_conv": rows},
+        recurrent_state__speculative_ssm=ssm,
+        recurrent_state__speculative_conv=conv,
+        capacity=Capacity(max_running_requests=4, state_slots=48),
+    )
+    return sglang(rank, version=version, tp_size=4, speculative_draft_tokens=4, speculative_topk=1)
+
+
+def test_speculative_states_are_compared_by_running_requests():
+    # 36 layers, 5 rows, 4 draft tokens: 8 heads of 128 x 128 in float32; windows of 4 + 4 - 2 columns over 2,048 channels.
+    ssm, conv = 36 * 5 * 4 * 8 * 128 * 128 * 4 / GIB, 36 * 5 * 2048 * 6 * 2 / GIB
+    entries = modelled.check_server(speculating(ssm, conv), NEXT).ranks[0].entries
+    assert [e.detail["modelled"]["agrees"] for e in entries] == [True, True]
+    entries = modelled.check_server(speculating(2 * ssm, 4 * conv), NEXT).ranks[0].entries
+    assert [e.detail["modelled"]["agrees"] for e in entries] == [False, False]
+    entries = modelled.check_server(speculating(ssm, conv, version=None), NEXT).ranks[0].entries
+    assert "version" in entries[0].detail["modelled"]["reason"]
+
+
+def test_the_fixture_of_a_known_hybrid_is_split_with_its_padding_and_the_meaning_of_its_tokens():
+    """Figures by hand: blocks of 10 x 1,056 x 2,048 bytes; 6 state blocks and 125 of KV in a request of 131,072 tokens."""
+    (server,) = pipeline.explain(["fixtures/vllm-0.25-hybrid-known-model/server.log"]).servers
+    checked = modelled.check_server(server, find(server.model, look_here=False).architecture)
+    said = pool_of(checked).detail["modelled"]
+    block = 10 * 1056 * 2048
+    assert (said["block_tokens"], said["block_bytes"], said["blocks"]) == (1056, block, [2601, 2601])
+    assert (said["agrees"], said["token_rule"]) == (True, "effective")
+    assert said["tokens"] == [int(2601 / 131 * 131_072)] * 2
+    state = said["state"]
+    assert (state["request_blocks"], state["request_bytes"], state["page_padding_percent"]) == (6, 6 * block, 0.76)
+    assert state["padding_bytes"] == 6 * block - 2 * 30 * (8192 * 3 * 2 + 32 * 128 * 128 * 4)
+    parts = {e.account: e.bytes for e in modelled.split_server(checked).ranks[0].entries}
+    kv, conv, ssm = (parts[name] for name in ("kv_cache/pool", "recurrent_state/conv", "recurrent_state/ssm"))
+    assert conv + ssm == 12 * 6 * block  # twelve requests at the peak
+    assert kv + conv + ssm == pool_of(checked).bytes
+    text = {f.code: f.text for f in findings.find(checked, Context(HYBRID))}
+    assert "123.8 MiB for each running request" in text["ML904"]
+    assert "960 KiB of it padding" in text["ML904"]
+    assert "the same bytes print another figure at another maximum length" in text["ML904"]
