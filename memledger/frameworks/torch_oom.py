@@ -51,7 +51,7 @@ def printed_time(event: Event) -> str | None:
 
 
 _SIZE: Final = r"\d[\d.]{0,20} (?:bytes|[KMGT]iB)"
-_OLD_FRAME: Final = re.compile(r"out of memory\. Tried to allocate [\d.]+ \w+ (?P<frame>\(GPU \d.*)")
+_OLD_FRAME: Final = re.compile(r"(?:out of memory\. )?Tried to allocate [\d.]+ \w+ (?P<frame>\(GPU \d.*)")
 _OLD_FORM: Final = (
     rf"\(GPU \d{{1,6}}; {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; "
     rf"(?:{_SIZE} cached\)|(?:{_SIZE} allowed; )?{_SIZE} reserved in total by PyTorch\)).*"

@@ -23,7 +23,7 @@ from memledger.frameworks.torch_oom import OWN_PROCESS_NOTE, deviation, own_proc
 from memledger.grammar import RuleSet
 from memledger.ledger import Evidence
 from memledger.sanitize import clean
-from memledger.units import KIB, Amount
+from memledger.units import KIB, MIB, Amount
 
 if TYPE_CHECKING:
     from memledger.pipeline import Reading
@@ -53,8 +53,8 @@ KINDS: Final[dict[str, Role]] = {
     "ray_memory_monitor": "cause",
     "shm_full": "cause",
     "pinned_failed": "cause",
+    "unit_oom": "cause",
     "exit_code": "cause",
-    "xid": "cause",
     # What follows from it.
     "consequence": "consequence",
     # What stands beside it.
@@ -64,11 +64,19 @@ KINDS: Final[dict[str, Role]] = {
     "imbalance": "context",
     "oom_invoked": "context",
     "shm_warning": "context",
+    "xid": "context",
+    "container_exit": "context",
+    "restart_count": "context",
     "kernel_task": "context",
+    "kernel_reaped": "context",
+    "machine_memory": "context",
+    "swap": "context",
+    "cgroup_name": "context",
     "cgroup_usage": "context",
     "memory_limit": "context",
     "ray_node": "context",
     "ray_process": "context",
+    "ray_worker": "context",
     "smi_device": "context",
     "smi_process": "context",
     "memory_summary": "context",
@@ -80,7 +88,14 @@ KINDS: Final[dict[str, Role]] = {
     "unreliable": "not_memory",
     "illegal_access": "not_memory",
 }
-"""Every kind of symptom and its role. `exit_code` alone (137, -9) does not say that memory ran out."""
+"""Every kind of symptom and its role.
+
+`exit_code` (137, -9: signal 9; 135, -7: bus error) alone does not say that memory ran out. `library` is cuBLAS, cuDNN or
+NCCL; `communication` NVSHMEM and DeepEP. `torch_limit` was refused by a limit on the process. `shm_full` is /dev/shm.
+`engine_refusal` is the engine's own arithmetic before it serves, `engine_runtime` a pool that ran out while it serves
+(tokens or slots, not bytes), `startup_check` what it says of others on the GPU. `kernel_oom` is the whole machine,
+`cgroup_oom` the limit of a container, pod or job. `exception` is the end of any other traceback.
+"""
 
 MOST_FIRST: Final = 200
 MOST_LAST: Final = 200
@@ -173,11 +188,11 @@ class Symptoms(msgspec.Struct, frozen=True):
 
 _KIND_OF_RULE: Final[dict[str, str]] = {
     "any.oom": "torch_oom",
-    "any.oom_old": "torch_oom",
     "any.oom_rejected": "torch_limit",
     "any.cuda_error_oom": "cuda_error",
     "any.library_alloc_failed": "library",
     "any.nccl_alloc_failed": "communication",
+    "any.library_init_failed": "library",
     "any.buffer_alloc_failed": "communication",
     "any.nvml_hides_oom": "nvml_hides_oom",
     "any.alloc_call_failed": "allocation_failed",
@@ -278,6 +293,13 @@ _SIZE_NAMES: Final[dict[str, str]] = {
     "shm_free": "free",
     "before_bytes": "before",
     "now_bytes": "now",
+    "asked": "requested",
+    "current": "torch_allocated",
+    "device_limit": "total",
+    "mapped": "requested",
+    "segment": "requested",
+    "bytes": "requested",
+    **{f"limit_{unit}": "limit" for unit in ("gib", "mib", "kib", "tib", "g", "m", "b")},
 }
 _COUNT_NAMES: Final[dict[str, str]] = {
     "gpu": "gpu_index",
@@ -297,17 +319,54 @@ _COUNT_NAMES: Final[dict[str, str]] = {
     "worker_code": "exit_code",
     "code": "exit_code",
     "victim": "pid",
+    "docker": "exit_code",
+    "used": "used_gb",
+    "limit": "limit_gb",
+    "task": "killed_process_gb",
+    "asked": "asked_tokens",
     "rank2": "rank",
 }
 _SIZE_NAMES_OF_RULE: Final[dict[str, dict[str, str]]] = {
     "vllm.free_memory_too_small": {"requested": "desired"},
     "vllm.host_memory_too_small": {"reserved": "reserved", "used": "used"},
     "vllm.multimodal_too_large": {"reserved": "requested"},
-    "any.oom_old": {"cached": "reserved_unallocated"},
+    "vllm.workspace_locked_growth": {"required": "requested", "current": "workspace"},
+    "any.workspace_overflow": {"available": "workspace"},
+    "any.oom": {"cached": "reserved_unallocated"},
     "sglang.unbalanced": {"own": "own_free"},
 }
 _WORDS: Final = frozenset(
-    {"device", "library", "where", "what", "scope", "name", "constraint", "cause", "type", "text", "call", "codes"}
+    {
+        "device",
+        "library",
+        "where",
+        "at",
+        "func",
+        "what",
+        "scope",
+        "name",
+        "constraint",
+        "cause",
+        "type",
+        "inner",
+        "text",
+        "call",
+        "codes",
+        "phase",
+        "object",
+        "file",
+        "written",
+        "resized",
+        "why",
+        "group",
+        "duration",
+        "container",
+        "ready",
+        "threshold",
+        "available",
+        "exit",
+        "pci",
+    }
 )
 _KILLED_CODES: Final = frozenset({-9, 137})
 _BUS_ERROR_CODES: Final = frozenset({-7, 135})
@@ -316,7 +375,24 @@ _FRAME_RULES: Final = frozenset({"system.frame", "system.frame_code", "any.vllm_
 _FRAME: Final = re.compile(
     r"""\s*File \\?"(?P<file>[^"\\\n]{1,400})\\?",?(?:\s*line (?P<line>\d+)(?:,?\s*in (?P<function>[\w<>.]{1,120}))?)?"""
 )
-_RESUME: Final = re.compile(r"\[torch_memory_saver\.cpp\]|func=resume|cumem_allocator")
+_RESUME: Final = re.compile(r"\[torch_memory_saver\.cpp\]|func=resume")
+_SMI_NAME: Final = re.compile(
+    r"\|\s{1,6}(?P<gpu>\d{1,3})\s{1,6}(?P<name>[A-Za-z][^|]{0,60}?)\s+(?:On|Off|N/A|WDDM|TCC|ERR!)\s*\|\s+[0-9A-Fa-f]{8}:"
+)
+_SMI_MEMORY: Final = re.compile(r"\|\s*(?P<used>\d{1,9})MiB\s*/\s*(?P<total>\d{1,9})MiB\s*\|\s*(?:\d{1,3}%|N/A)")
+_SMI_PROCESS: Final = re.compile(
+    r"\|\s+(?P<gpu>\d{1,3})\s+(?:(?:N/A|\d{1,3})\s+(?:N/A|\d{1,3})\s+)?(?P<pid>\d{1,9})\s+(?:M\+C|C\+G|C|G)\s+"
+    r"(?P<name>[^|]{1,80}?)\s+(?P<used>\d{1,9})MiB\s*\|"
+)
+_SUMMARY_ROWS: Final[dict[str, str]] = {
+    "Allocated": "torch_allocated",
+    "Active": "torch_active",
+    "Requested": "torch_requested",
+    "GPU reserved": "torch_reserved",
+    "Non-releasable": "non_releasable",
+}
+_UNITS: Final = ("b", "kib", "mib", "gib", "tib")
+SUMMARY_LINES: Final = 40
 _RAISED: Final = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?:")
 _CAPTURE_FAILED: Final = re.compile(r"[^\n]{0,200}?Capture [\w -]{1,60} failed:")
 _OOM_WORDS: Final = re.compile(r"out of memory|OUT_OF_MEMORY|_ALLOC_FAILED", re.IGNORECASE)
@@ -387,12 +463,16 @@ _REFINED: Final[dict[str, Callable[[Event], str]]] = {
     "sglang.child_died": _kind_of_death,
     "sglang.graph_capture_failed": _kind_of_capture,
     "sglang.unbalanced": _kind_of_imbalance,
+    "sglang.host_short": lambda e: "recovered" if "for request" in e.message else "host_alloc",
 }
 
 
 def _exit_code(event: Event) -> int | None:
     """The exit code that a line gives; of several processes the one that was killed."""
-    codes = [c for name in ("code", "code2", "process_code", "worker_code") if (c := event.count(name)) is not None]
+    if event.word("what") is not None and event.id == "exit_code":
+        return -9
+    names = ("code", "code2", "process_code", "worker_code", "docker")
+    codes = [c for name in names if (c := event.count(name)) is not None]
     codes += [int(found) for found in _CODES.findall((event.word("codes") or "").replace("DP", " "))][:64]
     killed = [code for code in codes if code in _KILLED_CODES]
     return killed[0] if killed else codes[0] if codes else None
@@ -455,7 +535,7 @@ class _Draft:
 
     def agrees(self, other: _Draft) -> bool:
         """Whether the two say the same thing of the same process, as far as both say anything."""
-        if self.kind != other.kind or self.era != other.era or self.event.input != other.event.input:
+        if not self._same_kind(other) or self.era != other.era or self.event.input != other.event.input:
             return False
         if abs(other.event.line - self.last_line) > MERGE_LINES:
             return False
@@ -472,6 +552,13 @@ class _Draft:
         # Each process quotes what its child said: worker, executor, engine core, API server. Two ranks are two.
         return not (mine.ranks and its.ranks and any(its.ranks.get(k, v) != v for k, v in mine.ranks.items()))
 
+    def _same_kind(self, other: _Draft) -> bool:
+        if self.kind == other.kind:
+            return True
+        # The head of a message on a line of its own, and the brackets that give it away on the next.
+        retold = {self.kind, other.kind} == {"torch_oom", "unreliable"}
+        return retold and not self.amounts and 0 <= other.event.line - self.last_line <= 1
+
     def _same_figures(self, other: _Draft) -> bool:
         for name, amount in other.amounts.items():
             if name in self.amounts and self.amounts[name].bytes != amount.bytes:
@@ -487,6 +574,8 @@ class _Draft:
     def merge(self, other: _Draft) -> None:
         """Take over what `other` says more."""
         self.repeats += 1
+        if other.kind == "unreliable":
+            self.kind, self.role = other.kind, other.role
         self.last_line = other.event.line
         if len(self.evidence) < MOST_EVIDENCE and other.event.evidence.text != self.evidence[-1].text:
             self.evidence.append(other.event.evidence)
@@ -575,6 +664,8 @@ class SymptomLog:
         self._latest: dict[_Process, _Draft] = {}
         self._head: dict[tuple[int, str | None], Event] = {}
         self._table: list[_Draft] = []
+        self._summary: _Draft | None = None
+        self._card: tuple[int, str, int] | None = None
         self._input: int | None = None
 
     def feed(self, event: Event) -> None:
@@ -593,6 +684,9 @@ class SymptomLog:
         if rule in _STARTS and self._found_in_era:
             self._era += 1
             self._found_in_era = False
+        if rule == "system.smi_row":
+            self._take_smi(event)
+            return
         kind, phase = _kind(event)
         if not kind:
             return
@@ -600,8 +694,10 @@ class SymptomLog:
         self._order += 1
         if kind == "kernel_task":
             self._take_task(draft)
-            return
-        self._take(draft)
+        elif kind == "memory_summary":
+            self._take_summary(draft)
+        else:
+            self._take(draft)
 
     def symptoms(self) -> Symptoms:
         """What was found so far."""
@@ -687,12 +783,58 @@ class SymptomLog:
             if before is not None and not before.frames:
                 before.frames = tuple(frames)
         self._flush_table()
+        self._summary = self._card = None
         self._frames.clear()
         self._latest.clear()
         self._head.clear()
         self._recent.clear()
 
-    # -- the kernel's table of tasks
+    # -- tables
+
+    def _take_smi(self, event: Event) -> None:
+        """A row of nvidia-smi: the name of a GPU, its memory on the line after, or a process (sizes in MiB)."""
+        named = _SMI_NAME.search(event.text)
+        if named is not None:
+            self._card = (int(named["gpu"]), clean(named["name"], 60), event.line)
+            return
+        process = _SMI_PROCESS.search(event.text)
+        memory = _SMI_MEMORY.search(event.text)
+        if process is not None:
+            draft = self._row(event, "smi_process")
+            draft.counts = {"gpu_index": int(process["gpu"]), "pid": int(process["pid"])}
+            draft.words["name"] = clean(process["name"], 80)
+            draft.amounts["used_bytes"] = Amount(int(process["used"]) * MIB, MIB // 2)
+            self._keep(draft)
+        elif memory is not None:
+            draft = self._row(event, "smi_device")
+            if self._card is not None and 0 < event.line - self._card[2] <= 2:
+                draft.counts["gpu_index"], draft.words["name"] = self._card[:2]
+            for name in ("used", "total"):
+                draft.amounts[f"{name}_bytes"] = Amount(int(memory[name]) * MIB, MIB // 2)
+            self._keep(draft)
+
+    def _row(self, event: Event, kind: str) -> _Draft:
+        self._order += 1
+        return _Draft(event, kind, None, self._order, self._era)
+
+    def _take_summary(self, draft: _Draft) -> None:
+        """The rows of one `torch.cuda.memory_summary()` are one symptom."""
+        event, what = draft.event, draft.event.word("what")
+        whole = self._summary
+        title = event.count("gpu") is not None
+        if whole is None or title or event.line - whole.last_line > SUMMARY_LINES:
+            whole = self._summary = draft
+            whole.amounts = {}
+            self._keep(whole)
+        whole.last_line = event.line
+        whole.counts.update(draft.counts)
+        if whole is not draft and len(whole.evidence) < MOST_EVIDENCE and what in {"Allocated", "GPU reserved"}:
+            whole.evidence.append(event.evidence)
+        if what is not None:
+            for name, lead in (("current", ""), ("peak", "peak_")):
+                sizes = [size for unit in _UNITS if (size := event.amount(f"{name}_{unit}")) is not None]
+                if sizes:
+                    whole.amounts[f"{lead}{_SUMMARY_ROWS[what]}_bytes"] = sizes[0]
 
     def _take_task(self, draft: _Draft) -> None:
         """Of one table (rows that follow each other) the largest rows."""
