@@ -8,6 +8,7 @@ what remains, and stand in the residual.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -78,7 +79,7 @@ def reconcile(
     index = _chosen(report, server, check)
     found = report.servers[index] if index is not None else None
     placed = place(found, server, sample)
-    ranks, processes = _lined_up(found, placed, sample)
+    ranks, processes = _lined_up(found, placed, sample, server.started_at if server is not None else None)
     servers = list(report.servers)
     if index is not None and found is not None:
         servers[index] = msgspec.structs.replace(found, ranks=ranks)
@@ -240,7 +241,7 @@ def _device_residual(device: Device, rows: Sequence[LiveRow], *, blind: bool) ->
 
 
 def _lined_up(
-    server: Server | None, placed: Sequence[Placed], sample: Sample
+    server: Server | None, placed: Sequence[Placed], sample: Sample, started_at: str | None
 ) -> tuple[tuple[Rank, ...], tuple[LiveProcess, ...]]:
     devices = sample.devices.devices if sample.devices is not None else ()
     ranks = list(server.ranks) if server is not None else []
@@ -257,7 +258,7 @@ def _lined_up(
             if problem is not None:
                 notes.append(problem)
             else:
-                changed, parts = _with_live(rank, device, item, _rounding(sample))
+                changed, parts = _with_live(rank, device, item, _rounding(sample), started_at)
                 assert item.rank is not None
                 ranks[item.rank] = changed
                 row = parts
@@ -303,7 +304,9 @@ def _other_card(rank: Rank, device: Device) -> str | None:
     )
 
 
-def _with_live(rank: Rank, device: Device, item: Placed, rounding: int) -> tuple[Rank, tuple[LiveRow, ...]]:
+def _with_live(
+    rank: Rank, device: Device, item: Placed, rounding: int, started_at: str | None
+) -> tuple[Rank, tuple[LiveRow, ...]]:
     """The rank's ledger of now, and the rows of its process (without its growth)."""
     kept = [e for e in rank.entries if e.account not in _NOT_HELD]
     own = [e for e in kept if not e.account.startswith("host/")]
@@ -313,7 +316,9 @@ def _with_live(rank: Rank, device: Device, item: Placed, rounding: int) -> tuple
         "cuda_context", CONTEXT, "assumed", stage="init", note="context and libraries, 0.3 to 0.6 GiB a process"
     )
     first = _first_reading(rank)
-    before = _before_start(rank, device, others, first)
+    before = _before_start(
+        rank, device, others, first, (item.process.started_at if item.process is not None else None) or started_at
+    )
     gpu = msgspec.structs.replace(
         rank.gpu,
         kind=rank.gpu.kind or device.kind,
@@ -389,14 +394,16 @@ def _first_reading(rank: Rank) -> Amount | None:
     return None
 
 
-def _before_start(rank: Rank, device: Device, others: Sequence[Entry], first: Amount | None) -> Entry | None:
+def _before_start(
+    rank: Rank, device: Device, others: Sequence[Entry], first: Amount | None, started_at: str | None
+) -> Entry | None:
     """What was in use before the log's first reading beyond driver, context and the others: communication, libraries.
 
-    None where it is not known, or less than the context's own range leaves open.
+    None where it is not known, or less than the context's own range leaves open. Processes that came after the server were not there.
     """
     if first is None or device.total_bytes is None or device.reserved_bytes is None or device.unified_memory:
         return None
-    known = total([e.amount for e in others])
+    known = total([e.amount for e in others if not _later(e.detail.get("started_at"), started_at)])
     taken = Amount(device.total_bytes - device.reserved_bytes) - first - known - CONTEXT
     if taken.bytes <= CONTEXT.tolerance:
         return None
@@ -409,6 +416,16 @@ def _before_start(rank: Rank, device: Device, others: Sequence[Entry], first: Am
         note="before the first reading: communication, libraries",
         formula="total - driver - first reading - context - others",
     )
+
+
+def _later(one: str | None, other: str | None) -> bool:
+    """Whether a time is after another; False where one is not known."""
+    if one is None or other is None:
+        return False
+    try:
+        return datetime.fromisoformat(one) > datetime.fromisoformat(other)
+    except (ValueError, TypeError):
+        return False
 
 
 def _still_open(rank: Rank, device: Device, item: Placed) -> str | None:
@@ -476,7 +493,11 @@ def _stages(rank: Rank, rows: Sequence[Entry], opening: int, first: Amount | Non
 def _notes(sample: Sample, server: LiveServer | None, placed: Sequence[Placed]) -> tuple[str, ...]:
     notes: list[str] = []
     if server is not None:
-        notes += [*server.notes, *(f"{without_prefix(name)}: {why}" for name, why in server.missing.items())]
+        told = {s.reason for s in sample.sources}
+        notes += [
+            *server.notes,
+            *(f"{without_prefix(k)}: {why}" for k, why in server.missing.items() if why not in told),
+        ]
     if sample.devices is not None and sample.devices.devices and not host_pids_seen(sample):
         mapped = [p for p in placed if p.matched == "size"]
         seen = any(d.processes for d in sample.devices.devices)

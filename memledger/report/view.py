@@ -654,7 +654,7 @@ def _tables(server: Server, group: Sequence[Rank]) -> list[Table]:
     tables = []
     device = [e for e in rank.entries if not e.account.startswith("host/")]
     if device:
-        candidates = (candidate_words(rank),) if rank.residual.verdict == "unexplained" else ()
+        candidates = (candidate_words(rank),) if rank.residual.verdict == "unexplained" and not is_live(rank) else ()
         tables.append(Table(title, tuple(_device_rows(rank, device)), (*remarks, *(c for c in candidates if c))))
     host = [e for e in rank.entries if e.account.startswith("host/")]
     if host:
