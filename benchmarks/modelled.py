@@ -2,7 +2,7 @@
 
 python benchmarks/modelled.py FOLDER
 
-One row for each server. `error` is the modelled size against the logged one; `=` means equal within the digits that the
+One row for each server, then the differences that stay, with both figures and what the program says of them. `error` is the modelled size against the logged one; `=` means equal within the digits that the
 log prints, `in` within the stated tolerance (0.5 % for KV and state; for weights the range that the arithmetic gives).
 """
 
@@ -23,6 +23,8 @@ KINDS = {
     "weights": ("weights/model",),
     "kv": ("kv_cache/k", "kv_cache/v", "kv_cache/latent", "kv_cache/swa_k", "kv_cache/swa_v", "kv_cache/pool"),
     "state": ("recurrent_state/conv", "recurrent_state/ssm"),
+    "draft": ("weights/draft", "kv_cache/draft"),
+    "speculative states": ("recurrent_state/speculative_conv", "recurrent_state/speculative_ssm"),
 }
 
 
@@ -61,6 +63,8 @@ def main() -> int:
         return 2
     tally: dict[str, dict[str, int]] = {kind: {} for kind in KINDS}
     pools: set[str] = set()
+    differences: list[str] = []
+    given_back = 0
     for name, server in servers(Path(sys.argv[1])):
         found = find(server.model, look_here=False)
         if found.architecture is None or not server.ranks:
@@ -74,14 +78,22 @@ def main() -> int:
         for kind, entry, said in rows:
             print(f"    {entry.account:<22}{word(entry, said)}")
             outcomes.setdefault(kind, []).append(said.get("agrees"))
+            if said.get("agrees") is False:
+                causes = " or ".join(said.get("causes", ())) or "no cause known"
+                differences.append(f"{name} {entry.account}: {word(entry, said)}: {causes}")
+        given_back += any(entry.account == "released" for entry in rank.entries)
         for kind, each in outcomes.items():
             what = "DIFFERS" if False in each else "agrees" if True in each else "not modelled"
             tally[kind][what] = tally[kind].get(what, 0) + 1
-            if kind != "weights" and what == "agrees":
+            if kind in {"kv", "state"} and what == "agrees":
                 pools.add(name.partition("#")[0])
+    print("\ndifferences that stay")
+    for line in differences:
+        print(f"    {line}")
     print()
     for kind, counts in tally.items():
-        print(f"{kind:<9}" + ", ".join(f"{what} {count}" for what, count in sorted(counts.items())))
+        print(f"{kind:<19}" + ", ".join(f"{what} {count}" for what, count in sorted(counts.items())))
+    print(f"servers whose draft's embedding and head are seen to come back: {given_back}")
     print(f"logs whose KV or state is compared and agrees: {len(pools)}")
     return 0
 
