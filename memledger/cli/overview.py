@@ -8,6 +8,7 @@ COMMANDS: Final = {
     "explain": ("memledger.cli.explain", "Where the memory went, from a server's log."),
     "plan": ("memledger.cli.plan", "What other settings would give, and the smallest reservation that serves a load."),
     "ps": ("memledger.cli.ps", "The SGLang and vLLM servers of this machine: GPUs, memory, use now, port and log."),
+    "compare": ("memledger.cli.compare", "Two runs side by side: why one holds more KV tokens than the other."),
     "finding": ("memledger.cli.finding", "What a finding's code means, and what to do about it."),
     "rules": ("memledger.cli.rules", "The log lines that are understood, and whether their samples still are."),
     "demo": ("memledger.cli.demo", "The report of a bundled log."),

@@ -158,7 +158,11 @@ SETTINGS: Final[tuple[tuple[str, Getter], ...]] = (
 ENGINE_ONLY: Final = frozenset({"swa_full_tokens_ratio", "state_slots", "max_total_tokens", "enforce_eager", "ep_size"})
 """Settings that one engine has alone: compared within that engine only."""
 
+_AUTO: Final = frozenset({"dtype", "kv_cache_dtype"})
+"""Settings whose value `auto` leaves open what the engine took."""
+
 NOTES: Final = {
+    "dtype": "auto is the type that the model's config names",
     "speculative_tokens_verified": "SGLang's draft tokens are what a step verifies; vLLM's are drafted, one less",
     "block_tokens": "SGLang's page, vLLM's block (raised in hybrids until an attention page holds a state)",
     "kv_cache_dtype": "auto is the model's own type, or the checkpoint's KV scales: bytes per token tell",
@@ -179,7 +183,7 @@ def compare(a: Side, b: Side) -> tuple[tuple[Difference, ...], tuple[Alike, ...]
             differ.append(Difference(name, first, second, "unknown"))
         elif _equal(name, first, second):
             same.append(Alike(name, first))
-        elif name == "kv_cache_dtype" and "auto" in {first, second}:
+        elif name in _AUTO and "auto" in {first, second}:
             differ.append(Difference(name, first, second, "unknown", NOTES[name]))
         else:
             note = NOTES.get(name) if a.server.framework != b.server.framework or name == "kv_cache_dtype" else None

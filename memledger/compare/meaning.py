@@ -285,11 +285,15 @@ def meaning(measured: Measured, context: int | None) -> Meaning:
 
 
 def _per_token(pool: Amount | None, measured: Measured) -> tuple[int | None, int | None]:
+    """Bytes of a token, with what the printed digits leave open. SGLang's pool has one page more than it prints tokens."""
     effective = measured.effective
     if pool is None or effective is None or effective <= 0:
         return None, None
-    share = Fraction(pool.tolerance, 1) / effective
-    share += Fraction(pool.bytes, 1) / effective * measured.effective_tolerance / effective
+    if measured.rule == "slots":
+        page = measured.side.server.config.get("page_size")
+        effective += page if isinstance(page, int) and page > 0 else 1
+    share = Fraction(pool.tolerance) / effective
+    share += Fraction(pool.bytes) / effective * measured.effective_tolerance / effective
     return round(pool.bytes / effective), int(share) + 1 if share else 0
 
 

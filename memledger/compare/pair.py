@@ -186,7 +186,8 @@ def _counting(a: Measured, b: Measured, meanings: tuple[Meaning, Meaning], fall:
     assert first is not None and second is not None and step.kv_tokens is not None
     measure = meanings[1].measure if b.several_kinds else meanings[0].measure
     same = f"By one measure ({measure}) A holds {first:,} and B {second:,}"
-    change = f"{second - first:+,} ({(second - first) / first * 100:+.1f} %)" if first else f"{second - first:+,}"
+    share = n.percent((second - first) / first, 1) if first else "?"
+    change = f"{second - first:+,} tokens ({share})" if second != first else "the same"
     return f"{step.kv_tokens:+,} of it is what the figure counts, not memory. {same}: {change}."
 
 
@@ -197,10 +198,10 @@ def _main(fall: waterfall.Waterfall, meanings: tuple[Meaning, Meaning]) -> str:
     top = _size(ranked[0], by_tokens=by_tokens)
     named = [s for s in ranked[:3] if _size(s, by_tokens=by_tokens) >= TELLING * top]
     if named[0].name == "not_in_the_logs":
-        lacking = ", ".join(dict.fromkeys(item.what for item in fall.missing))
-        told = f"The pool's size makes the difference ({_gib(meanings[0].pool_bytes)} against {_gib(meanings[1].pool_bytes)} GiB"
-        rest = f"; {', '.join(_said(s) for s in named[1:])}" if named[1:] else ""
-        return f"{told}: {_said(named[0])}){rest}. Why, the logs do not tell: {lacking} would."
+        lacking = "; ".join(f"{item.what} ({' and '.join(item.sides)})" for item in fall.missing)
+        beside = f"; beside it {', '.join(_said(s) for s in named[1:])}" if named[1:] else ""
+        size = _said(named[0], bare=True)
+        return f"The pool's size makes the difference: {size} come from figures that the logs do not print: {lacking}{beside}."
     first = f"Most of it is {STEP_CAUSES[named[0].name]}: {_said(named[0], bare=True)}"
     rest = "; ".join(_said(s) for s in named[1:])
     return f"{first}; then {rest}." if rest else f"{first}."

@@ -2,8 +2,8 @@
 
 Every step is a difference b - a of figures of the two sides, so that swapping the sides changes every sign and nothing else.
 
-* Bytes: `pool = device - in use - (rest of the fraction) - weights - draft - activations - graph estimate - state - window
-  pool - other - left - unused - residual`; each term is one step.
+* Bytes: `pool = fraction x (device - in use) - weights - draft - activations - graph estimate - state - window pool - other -
+  left - unused - residual`. The product's terms are attributed at the mean of both sides, each other term is one step.
 * Tokens: `printed = pool x per_byte + (what the figure counts) + (what the model's arithmetic does not give)`. A change of
   `x` bytes counts `x` times the mean of both sides' tokens per byte; the change of tokens per byte counts the mean of both
   pools: the product of both changes (the interaction) is split in two halves, and `interaction_tokens` names it.
@@ -84,28 +84,47 @@ def _given(a: Side, b: Side) -> list[_Move]:
 def _budget_moves(a: Side, b: Side, moves: list[_Move], missing: list[Missing]) -> None:
     """Device, memory in use before, and the fraction's rule; one step where the terms are not known on both sides."""
     lacking = tuple(label for label, side in (("A", a), ("B", b)) if side.budget is None)
-    if a.device is not None and b.device is not None:
-        moves.append(_Move("device_total", b.device - a.device, "logged"))
     if lacking:
         missing.append(Missing("budget_rule", lacking, "the budget (what the memory fraction is a share of)"))
         return
     assert a.budget is not None and b.budget is not None
+    change = b.budget - a.budget
     note = f"{_rule(a)} against {_rule(b)}"
-    if a.device is not None and b.device is not None and a.in_use is not None and b.in_use is not None:
-        rest_a, rest_b = a.device - a.in_use - a.budget, b.device - b.in_use - b.budget
-        moves.append(_Move("in_use_at_start", -(b.in_use - a.in_use), "derived", _in_use_note(a, b)))
-        moves.append(_Move("budget_rule", -(rest_b - rest_a), "derived", note))
-        return
-    if moves:
-        # Without what was in use on both sides the device's total does not lead to the budget.
-        moves.clear()
-    if a.fraction_of == b.fraction_of == "free" and a.opening is not None and b.opening is not None:
-        rest_a, rest_b = a.opening - a.budget, b.opening - b.budget
+    fractions = [_fraction(side) for side in (a, b)]
+    mean = None if fractions[0] is None or fractions[1] is None else (fractions[0] + fractions[1]) / 2
+    terms: list[_Move] = []
+    if (
+        mean is not None
+        and a.device is not None
+        and b.device is not None
+        and a.in_use is not None
+        and b.in_use is not None
+    ):
+        terms = [
+            _Move("device_total", _scaled(b.device - a.device, mean), "logged"),
+            _Move("in_use_at_start", _scaled(-(b.in_use - a.in_use), mean), "derived", _in_use_note(a, b)),
+        ]
+    elif (
+        mean is not None
+        and a.fraction_of == b.fraction_of == "free"
+        and a.opening is not None
+        and b.opening is not None
+    ):
         free = f"{a.opening.bytes / GIB:.2f} against {b.opening.bytes / GIB:.2f} GiB free before loading"
-        moves.append(_Move("in_use_at_start", b.opening - a.opening, "derived", free))
-        moves.append(_Move("budget_rule", -(rest_b - rest_a), "derived", note))
-        return
-    moves.append(_Move("budget_rule", b.budget - a.budget, "derived", note))
+        terms = [_Move("in_use_at_start", _scaled(b.opening - a.opening, mean), "derived", free)]
+    rest = change.bytes - sum(term.amount.bytes for term in terms)
+    moves += [*terms, _Move("budget_rule", Amount(rest, change.tolerance), "derived", note)]
+
+
+def _fraction(side: Side) -> Fraction | None:
+    """The budget's share of what it is a share of, exactly."""
+    if side.budget is None or side.opening is None or side.opening.bytes <= 0:
+        return None
+    return Fraction(side.budget.bytes, side.opening.bytes)
+
+
+def _scaled(amount: Amount, factor: Fraction) -> Amount:
+    return Amount(_round(amount.bytes * factor), _ceil(amount.tolerance * factor))
 
 
 def _rule(side: Side) -> str:

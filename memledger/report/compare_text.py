@@ -119,7 +119,8 @@ def _bar(share: float, width: int, style: Style) -> str:
 
 def _grid(grid: view.Grid, style: Style) -> list[str]:
     """A table whose cells are wrapped in their columns; too many columns come in several pieces."""
-    label = min(max([len(row[0]) for row in grid.rows] + [8]), 25, style.width // 3)
+    mark = 2 if grid.marked else 0
+    label = min(max([len(row[0]) + mark for row in grid.rows] + [8]), 27, style.width // 3)
     fitting = max(1, (style.width - label) // (_LEAST_CELL + 2))
     lines: list[str] = []
     columns = range(1, len(grid.heads))

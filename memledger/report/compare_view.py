@@ -84,7 +84,7 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     zero = [
         words.STEP_LABELS[s.name]
         for s in comparison.steps
-        if not s.bytes and not s.kv_tokens and s.name != "unexplained"
+        if not s.bytes and not s.kv_tokens and s.name not in {"unexplained", "not_in_the_logs"}
     ]
     if zero:
         found.append(f"no change by: {', '.join(zero)}")
