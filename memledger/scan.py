@@ -296,8 +296,8 @@ class Scanner:
             yield from self._flush(reader)
             if any(event.rule.kind != "usage" for event in found):
                 yield from self._last_usage()
-                if not all(event.rule.last for event in found):
-                    # An exception begins no other server: the maxima before it still stand.
+                if not all(event.rule.last or event.rule.framework == "system" for event in found):
+                    # An exception begins no other server, nor does a line of the system: the maxima before it still stand.
                     self._usage.reset()
             yield from found
 

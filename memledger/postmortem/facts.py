@@ -391,6 +391,11 @@ _SUMMARY_ROWS: Final[dict[str, str]] = {
     "GPU reserved": "torch_reserved",
     "Non-releasable": "non_releasable",
 }
+_MONTHS: Final = "JanFebMarAprMayJunJulAugSepOctNovDec"
+_SYSLOG_TIME: Final = re.compile(r"(?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d)(?:\.\d+)?")
+_KERNEL_TIME: Final = re.compile(
+    r"\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) {1,2}(?P<day>\d{1,2}) (?P<time>\d\d:\d\d:\d\d) (?P<year>\d{4})\]"
+)
 _UNITS: Final = ("b", "kib", "mib", "gib", "tib")
 SUMMARY_LINES: Final = 40
 _RAISED: Final = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception)(?:\(\w+\))?:")
@@ -492,7 +497,7 @@ class _Draft:
         self.order = order
         self.era = era
         self.last_line = event.line
-        self.time = printed_time(event) or event.prefix.wrapper_time
+        self.time = _time(event)
         self.prefix = event.prefix
         self.amounts: dict[str, Amount] = {}
         self.counts: dict[str, int | float] = {}
@@ -515,7 +520,7 @@ class _Draft:
             elif isinstance(value, (int, float)):
                 self.counts[_COUNT_NAMES.get(field, field)] = value
             elif isinstance(value, str):
-                if field in _WORDS:
+                if field in _WORDS and value.strip():
                     self.words[field] = clean(value.strip(), 300)
             else:
                 self.not_available.append(f"{own_names.get(field, _SIZE_NAMES.get(field, field))}_bytes")
@@ -530,6 +535,9 @@ class _Draft:
             if own["pid"] is not None:
                 self.counts["process_pid"] = own["pid"]
             self.notes.append(f"this process is {OWN_PROCESS_NOTE}")
+        if self.kind == "memory_limit":
+            # A quantity of Kubernetes is exact, however few digits it has.
+            self.amounts = {name: Amount(amount.bytes) for name, amount in self.amounts.items()}
         if self.kind == "unreliable" and (why := deviation(event.message)) is not None:
             self.notes.append(why)
 
@@ -614,6 +622,21 @@ class _Draft:
             tuple(self.evidence),
             self.repeats,
         )
+
+
+def _time(event: Event) -> str | None:
+    """When a line was printed, as ISO text: the program's own stamp, the container's or journal's, or the kernel's."""
+    if (own := printed_time(event)) is not None:
+        return own
+    if (outer := event.prefix.wrapper_time) is not None:
+        short = _SYSLOG_TIME.fullmatch(outer)
+        return outer if short is None else f"--{_month(short['month'])}-{int(short['day']):02d}T{short['time']}"
+    found = _KERNEL_TIME.match(event.message)
+    return found and f"{found['year']}-{_month(found['month'])}-{int(found['day']):02d}T{found['time']}"
+
+
+def _month(name: str) -> str:
+    return f"{_MONTHS.index(name) // 3 + 1:02d}" if name in _MONTHS else "00"
 
 
 def _other_processes(event: Event) -> list[dict[str, int | None]]:
