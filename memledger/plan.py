@@ -13,7 +13,7 @@ import msgspec
 from memledger import plan_sglang, plan_vllm, words
 from memledger.ledger import Server
 from memledger.model.architecture import Architecture, NotModelledError
-from memledger.plan_values import Plan, PlanReport, Side, Target
+from memledger.plan_values import Change, Plan, PlanReport, Side, Target
 from memledger.sanitize import clean
 from memledger.units import Amount
 
@@ -81,6 +81,9 @@ def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target
             facts.architecture, settings, target,
             how=facts.how, version=facts.version, total=facts.total, draft=facts.draft,
         )  # fmt: skip
+    if server is not None and settings and made.change == Change() and not (made.not_modelled or made.flags):
+        nothing = f"{', '.join(settings)}: nothing here changes with it"
+        made = msgspec.structs.replace(made, assumptions=(*made.assumptions, nothing))
     made = _with_card(made, server, settings, facts)
     if facts.chosen is not None:
         made = msgspec.structs.replace(made, assumptions=(facts.chosen, *made.assumptions))

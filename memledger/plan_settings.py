@@ -347,6 +347,14 @@ _SGLANG_OTHERS: Final = {
 }
 
 
+_SGLANG_DEFAULTS: Final = {
+    "prefix_caching": (True, "--disable-radix-cache"),
+    "overlap_disabled": (False, "--disable-overlap-schedule"),
+    "dp_attention": (False, "--enable-dp-attention"),
+}
+"""Switches whose one position no flag asks for: (that position, the flag for the other)."""
+
+
 def sglang_flags(
     settings: Mapping[str, Any], versions: tuple[tuple[int, int, int], tuple[int, int, int]]
 ) -> tuple[list[str], list[str]]:
@@ -360,8 +368,10 @@ def sglang_flags(
             continue
         if name == "pool_bytes":
             missing.append(f"{name}: SGLang has no flag for it; --mem-fraction-static moves the budget")
+        elif (default := _SGLANG_DEFAULTS.get(name)) is not None and bool(value) is default[0]:
+            missing.append(f"{name} {'on' if value else 'off'} is the default: leave {default[1]} out")
         elif name == "dp_attention":
-            words += ["--enable-dp-attention"] if value else []
+            words.append("--enable-dp-attention")
         elif name == "speculative_draft_tokens" and not value:
             missing.append("speculative decoding off: leave --speculative-algorithm out")
         elif name in _SGLANG_SPEC or name in _SGLANG_OTHERS:

@@ -170,28 +170,41 @@ def from_log(
     )
     if lost and made.smallest is None:
         made = msgspec.structs.replace(made, feasible=None)
-    # The pools are taken from what is free: below nothing, such a server dies as it starts.
-    free = after.accounts.get("free", 0)
-    least, most = after.ranges.get("free", (free, free))
-    if most < 0:
-        return _too_large(made)
-    return msgspec.structs.replace(made, feasible=None) if least < 0 and made.feasible else made
+    return roomy(made)
 
 
-def _too_large(plan: Plan) -> Plan:
-    """A plan whose pools take more than is free: what they take and what there is instead of a negative rest."""
+FREE: Final = ("free", "reserve")
+"""What a GPU has left: all of it, or (vLLM) what is outside the budget."""
+
+
+def roomy(plan: Plan) -> Plan:
+    """Not feasible where the pools take more than is left: such a server dies as it starts. Open where they may."""
     assert plan.after is not None
-    pools = sum(plan.after.under(name) for name in ("kv_cache", "recurrent_state", "request_tables"))
+    name = next((name for name in FREE if name in plan.after.accounts), None)
+    if name is None or (plan.before is not None and plan.before.accounts.get(name, 0) < 0):
+        return plan
+    left = plan.after.accounts[name]
+    least, most = plan.after.ranges.get(name, (left, left))
+    if most < 0:
+        return _too_large(plan, name)
+    return msgspec.structs.replace(plan, feasible=None) if least < 0 and plan.feasible else plan
+
+
+def _too_large(plan: Plan, name: str) -> Plan:
+    """A plan whose pools take more than is left: what they take and what there is instead of a negative rest."""
+    assert plan.after is not None
+    pools = sum(plan.after.under(account) for account in ("kv_cache", "recurrent_state", "request_tables"))
     accounts, moved = dict(plan.after.accounts), dict(plan.change.accounts)
-    free = accounts.pop("free")
-    moved.pop("free", None)
-    ranges = {name: ends for name, ends in plan.after.ranges.items() if name != "free"}
+    left = accounts.pop(name)
+    moved.pop(name, None)
+    ranges = {account: ends for account, ends in plan.after.ranges.items() if account != name}
+    open_changes = {account: ends for account, ends in plan.change.ranges.items() if account != name}
     return msgspec.structs.replace(
         plan,
         after=msgspec.structs.replace(plan.after, accounts=accounts, ranges=ranges),
-        change=Change(moved, plan.change.capacity, {k: v for k, v in plan.change.ranges.items() if k != "free"}),
+        change=Change(moved, plan.change.capacity, open_changes),
         needed_bytes=pools,
-        available_bytes=pools + free,
+        available_bytes=max(0, pools + left),
         ranges={},
         feasible=False,
     )
@@ -382,7 +395,7 @@ def _reading(one: Sizing) -> str:
     if one.state_slots is not None:
         parts.append(f"{words.plural(one.state_slots, 'slot')} at {one.slots_per_request} a request")
     if one.kv_tokens is not None:
-        parts.append(f"{one.kv_tokens:,} KV tokens")
+        parts.append(words.plural(one.kv_tokens, "KV token"))
     if one.max_running_requests is not None:
         parts.append(words.plural(one.max_running_requests, "running request"))
     return f"{span}: {', '.join(parts)}"
@@ -725,10 +738,10 @@ def _instead(server: SglangServer, target: Target, needed: int, available: int |
     found = []
     most = largest(requests - 1, lambda number: serves(number, tokens))
     if most:
-        found.append(f"{words.plural(most, 'request')} of {tokens:,} tokens")
+        found.append(f"{words.plural(most, 'request')} of {words.plural(tokens, 'token')}")
     longest = largest(tokens - 1, lambda length: serves(requests, length))
     if longest:
-        found.append(f"{words.plural(requests, 'request')} of {longest:,} tokens")
+        found.append(f"{words.plural(requests, 'request')} of {words.plural(longest, 'token')}")
     if available is not None:
         fraction = _fraction_for(server, needed, available)
         if fraction is not None:
@@ -754,7 +767,7 @@ def page_loss(page: int, tokens: int | None, word: str) -> str:
     if tokens is None:
         return f"{told}, so up to {words.plural(page - 1, 'token')} of each one's last stay unused"
     lost = -tokens % page
-    return f"{told}; one of {tokens:,} tokens leaves {words.plural(lost, 'token')} of its last unused"
+    return f"{told}; one of {words.plural(tokens, 'token')} leaves {words.plural(lost, 'token')} of its last unused"
 
 
 def largest(limit: int, fits: Callable[[int], bool]) -> int:

@@ -24,7 +24,7 @@ from memledger.model.versions import Release, is_placeholder
 from memledger.model.vllm import Pool, Settings
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, unmodelled, vllm_flags
-from memledger.plan_sglang import largest, merged, negative, page_loss, parallel, resharded
+from memledger.plan_sglang import largest, merged, negative, page_loss, parallel, resharded, roomy
 from memledger.plan_values import Plan, Side, Target, change_of, open_ends, spread
 from memledger.plan_vllm_dense import Draw
 from memledger.units import GIB, Amount
@@ -207,6 +207,7 @@ def from_log(
         _reweigh(after, architecture, asked=asked, config=config, wanted=wanted, drawn=drawn)
         _balance(before, after, wanted.get("gpu_total_bytes", now) - now)
         draws.append((before, after, have))
+    _same_accounts([side for one, other, _ in draws for side in (one, other)])
     before, after, _ = draws[0]
     before = msgspec.structs.replace(before, ranges=spread([draw[0] for draw in draws]))
     after = msgspec.structs.replace(after, ranges=spread([draw[1] for draw in draws]))
@@ -220,24 +221,15 @@ def from_log(
         change=change_of([(one, other) for one, other, _ in draws], before, after),
     )
     card = rank.gpu.total_bytes or (total.bytes if total is not None else None)
-    plans = []
-    for (reading, pool, _), (_, _, have) in zip(cases, draws, strict=True):
-        outside = rank.budget.static_bytes - reading.available if rank.budget.static_bytes is not None else None
-        plans.append(
-            _finish(
-                made,
-                pool,
-                have,
-                wanted,
-                asked,
-                target,
-                list(assumptions),
-                list(not_modelled),
-                total=card,
-                outside=outside,
-            )
+    static = rank.budget.static_bytes
+    plans = [
+        _finish(
+            made, pool, have, wanted, asked, target, list(assumptions), list(not_modelled),
+            total=card, outside=None if static is None else static - reading.available,
         )
-    return _together(plans)
+        for (reading, pool, _), (_, _, have) in zip(cases, draws, strict=True)
+    ]  # fmt: skip
+    return roomy(_together(plans))
 
 
 def _config(server: Server, rank: Rank) -> dict[str, Any]:
@@ -275,11 +267,16 @@ def _reweigh(
     after.accounts["weights/model"] = held + drawn
 
 
+def _same_accounts(sides: list[Side]) -> None:
+    """0 for every account that only other sides have."""
+    names = dict.fromkeys(name for side in sides for name in side.accounts)
+    for side, name in itertools.product(sides, names):
+        side.accounts.setdefault(name, 0)
+
+
 def _balance(before: Side, after: Side, larger: int) -> None:
     """0 for what only the other side has, and what stays free; `larger`: what the card has more."""
-    for one, other in itertools.permutations((before, after)):
-        for name in other.accounts:
-            one.accounts.setdefault(name, 0)
+    _same_accounts([before, after])
     _give_back(before, after, larger)
 
 
@@ -448,6 +445,10 @@ def _wanted(settings: Mapping[str, Any], at: Release, not_modelled: list[str]) -
         not_modelled.append("chunked_prefill_tokens: the activations of larger or smaller batches")
     if found.get("attention_backend_decode"):
         not_modelled.append("attention backends: their workspaces are not modelled")
+    if "state_checkpoint_blocks" in found and at < vllm_facts.CHECKPOINT_BLOCKS_SINCE:
+        since = vllm_facts.wording(vllm_facts.CHECKPOINT_BLOCKS_SINCE)
+        not_modelled.append(f"state_checkpoint_blocks: a request's state takes none before {since}")
+        found.pop("state_checkpoint_blocks")
     if "ep_size" in found:
         not_modelled.append("ep_size: how experts are spread over GPUs")
     return found
@@ -746,10 +747,10 @@ def _instead(pool: Pool, held: int, target: Target, utilization: float | None) -
     found = []
     most = max(0, held - 1) // blocks(tokens)
     if most:
-        found.append(f"{words.plural(most, 'request')} of {tokens:,} tokens")
+        found.append(f"{words.plural(most, 'request')} of {words.plural(tokens, 'token')}")
     longest = largest(tokens - 1, lambda length: 1 + requests * blocks(length) <= held)
     if longest:
-        found.append(f"{words.plural(requests, 'request')} of {longest:,} tokens")
+        found.append(f"{words.plural(requests, 'request')} of {words.plural(longest, 'token')}")
     if utilization is not None:
         found.append(f"--gpu-memory-utilization {utilization:g}, if the card has that much to spare")
     return found

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from memledger import words
 from memledger.model.architecture import NotModelledError
 from memledger.model.sglang_rules import (
     DEFAULT_SPECULATIVE_REQUESTS,
@@ -758,9 +759,9 @@ def _span(versions: tuple[Version, Version]) -> str:
 def _in_words(sizing: Sizing) -> str:
     parts = []
     if sizing.state_slots is not None:
-        parts.append(f"{sizing.state_slots} state slots at {sizing.slots_per_request} a request")
+        parts.append(f"{words.plural(sizing.state_slots, 'state slot')} at {sizing.slots_per_request} a request")
     if sizing.kv_tokens is not None:
-        parts.append(f"{sizing.kv_tokens} KV tokens")
+        parts.append(words.plural(sizing.kv_tokens, "KV token"))
     if sizing.max_running_requests is not None:
-        parts.append(f"{sizing.max_running_requests} running requests")
+        parts.append(words.plural(sizing.max_running_requests, "running request"))
     return ", ".join(parts) or "no pool"

@@ -28,6 +28,8 @@ _ONE = {
     "state_slots": "state slot",
     "max_running_requests": "running request",
 }
+LEFT = ("free", "reserve")
+"""Accounts of what is left of a GPU."""
 LABEL_WIDTH = 13
 NOT_KNOWN = "not known"
 NARROWEST = 40
@@ -101,18 +103,18 @@ def _would_not_start(plan: Plan) -> str:
 
 
 def _no_room(plan: Plan) -> bool:
-    """Whether the pools would take more than is free: then nothing is left to be free."""
+    """Whether the pools would take more than is left: then nothing is left."""
     before, after = plan.before, plan.after
-    return bool(
-        plan.feasible is False and before and after and "free" in before.accounts.keys() - after.accounts.keys()
-    )
+    if plan.feasible is not False or before is None or after is None:
+        return False
+    return any(name in before.accounts and name not in after.accounts for name in LEFT)
 
 
 def _load(plan: Plan) -> str | None:
     requests, tokens = plan.inputs.get("concurrency"), plan.inputs.get("context")
     if requests is None or tokens is None:
         return None
-    return f"{words.plural(requests, 'request')} of {tokens:,} tokens at once"
+    return f"{words.plural(requests, 'request')} of {words.plural(tokens, 'token')} at once"
 
 
 def _known(plan: Plan) -> bool:
@@ -239,7 +241,7 @@ def _row(plan: Plan, name: str, old: int | None, new: int | None, *, size: bool)
     after, before = plan.after, plan.before
     assert after is not None
     label = name if size else _CAPACITY_WORDS[name]
-    row = [label, "none" if name == "free" and _no_room(plan) else _cell(name, new, after, size=size)]
+    row = [label, "none" if name in LEFT and new is None and _no_room(plan) else _cell(name, new, after, size=size)]
     if before is not None:
         row.insert(1, _cell(name, old, before, size=size))
         row.append(_moved(plan, name, size=size))
