@@ -172,7 +172,8 @@ def _pool_details(server: Server, arch: Architecture) -> dict[int, dict[str, Any
                 found[place] = _dense(server, arch, rank, str(error))
             continue
         for place, rank in zip(places, ranks, strict=True):
-            found[place] = check_vllm.pool_detail(pool, next(e for e in rank.entries if e.account == POOL))
+            own = next(e for e in rank.entries if e.account == POOL)
+            found[place] = check_vllm.pool_detail(pool, own, rank.pp)
     return found
 
 

@@ -316,3 +316,47 @@ def test_the_fixture_of_a_known_hybrid_is_split_with_its_padding_and_the_meaning
     assert "123.8 MiB for each running request" in text["ML904"]
     assert "960 KiB of it padding" in text["ML904"]
     assert "the same bytes print another figure at another maximum length" in text["ML904"]
+
+
+def staged(pools, tokens, stages=(0, 1)):
+    """The 35B hybrid over two pipeline stages: 15 layers with state and 5 with attention on each."""
+    whole = hybrid(running=54)
+    capacity = concurrency(tokens, 131_072, 37.0, kv_block_tokens=1056)
+    ranks = tuple(
+        msgspec.structs.replace(
+            worker(
+                120,
+                details={"kv_cache/pool": {"block_tokens": 1056}},
+                kv_cache__pool=pool,
+                capacity=capacity,
+            ),
+            pp=stage,
+        )
+        for pool, stage in zip(pools, stages, strict=True)
+    )
+    return msgspec.structs.replace(whole, ranks=ranks, config={**whole.config, "pp_size": 2})
+
+
+def test_the_stage_with_the_fewest_blocks_sets_the_pool_and_each_stage_holds_its_own_state():
+    block = 5 * 1056 * 2048
+    blocks = int(40.0 * GIB) // block
+    server = staged((47.55, 40.0), blocks // 4 * 1056)
+    checked = modelled.check_server(server, HYBRID)
+    whole = pool_of(modelled.check_server(hybrid(running=54), HYBRID)).detail["modelled"]["state"]
+    for rank in checked.ranks:
+        (said,) = [e.detail["modelled"] for e in rank.entries if e.account == "kv_cache/pool"]
+        assert said["agrees"]
+        assert said["block_bytes"] == block
+        assert said["state"]["request_bytes"] * 2 == whole["request_bytes"]
+        assert said["state"]["ssm_bytes"] * 2 == whole["ssm_bytes"]
+    for rank, pool in zip(modelled.split_server(checked).ranks, (47.55, 40.0), strict=True):
+        held = [e for e in rank.entries if e.account.startswith(("kv_cache/", "recurrent_state/"))]
+        assert len(held) == 3
+        assert sum(e.bytes for e in held) == round(pool * GIB)
+
+
+def test_a_stage_that_is_not_in_the_log_leaves_the_pool_undivided():
+    server = staged((47.55, 40.0), 1_000_000, stages=(0, 0))
+    said = pool_of(modelled.check_server(server, HYBRID)).detail["modelled"]
+    assert said["bytes"] is None
+    assert "stage 1" in said["reason"]

@@ -34,7 +34,8 @@ _CHUNKS: Final = (64, 128, 256, 512)
 class PoolCheck(msgspec.Struct, frozen=True):
     """A server's pool as modelled. `tokens`: those that `blocks` (fewest, most) print; `agrees`: so does the log.
 
-    `kv_dtype`, `conv_dtype`, `state_dtype`: element types; `assumed`: what the log does not say.
+    `kv_dtype`, `conv_dtype`, `state_dtype`: element types; `state_bytes`: one request's (convolution, temporal) state on a GPU
+    of each pipeline stage; `assumed`: what the log does not say.
     """
 
     pool: Pool
@@ -45,8 +46,7 @@ class PoolCheck(msgspec.Struct, frozen=True):
     kv_dtype: str
     conv_dtype: str | None = None
     state_dtype: str | None = None
-    conv_bytes: int = 0
-    temporal_bytes: int = 0
+    state_bytes: tuple[tuple[int, int], ...] = ()
     assumed: tuple[str, ...] = ()
 
     @property
@@ -69,33 +69,33 @@ def check_pool(server: Server, arch: Architecture, ranks: tuple[Rank, ...]) -> P
     Raises:
         NotModelledError: what its shape depends on is not in the log, or not modelled.
     """
-    grants = [amount for rank in ranks if (amount := granted(rank)) is not None]
     capacity = ranks[0].capacity
     logged = capacity.kv_tokens
-    if not grants:
+    if all(granted(rank) is None for rank in ranks):
         raise NotModelledError("the pool's bytes are not in the log")
     if logged is None:
         raise NotModelledError("the pool's tokens are not in the log")
     if server.config.get("num_gpu_blocks_override"):
         raise NotModelledError("the number of blocks was given by a flag")
     parallel = parallel_of(server)
-    if parallel.pp > 1:
-        raise NotModelledError("which rank's stage limits the pool is not certain over pipeline stages")
     at = _release(server, ranks)
-    smallest = min(grants, key=lambda amount: amount.bytes)
-    low, high = smallest.bytes - smallest.tolerance, smallest.bytes + smallest.tolerance
+    smallest = _stage_grants(ranks, parallel)
+    low = tuple(amount.bytes - amount.tolerance for amount in smallest)
+    high = tuple(amount.bytes + amount.tolerance for amount in smallest)
     pool, assumed = _pool(server, arch, parallel, at, ranks)
     blocks = (vllm.blocks(pool, low), vllm.blocks(pool, high))
     tokens = tuple(vllm.capacity(pool, count).tokens for count in blocks)
     printed = _printed_block(ranks)
     fits = tokens[0] * (1 - SHARE) <= logged <= tokens[1] * (1 + SHARE) and printed in {None, pool.block.tokens}
-    conv = temporal = 0
+    states: tuple[tuple[int, int], ...] = ()
     conv_dtype = state_dtype = None
     if arch.state_layers:
         conv_dtype, state_dtype = _state_dtypes(server, arch)
         draft = int(server.config.get("speculative_draft_tokens") or 0)
-        size = slot_bytes(arch, parallel, conv_dtype, state_dtype, "vllm", draft)
-        conv, temporal = size.conv, size.temporal
+        sizes = [
+            slot_bytes(arch, parallel, conv_dtype, state_dtype, "vllm", draft, stage) for stage in range(parallel.pp)
+        ]
+        states = tuple((size.conv, size.temporal) for size in sizes)
     return PoolCheck(
         pool,
         blocks,
@@ -105,10 +105,25 @@ def check_pool(server: Server, arch: Architecture, ranks: tuple[Rank, ...]) -> P
         resolve_dtype(_kv_dtype(server), model_dtype(server, arch)),
         conv_dtype,
         state_dtype,
-        conv,
-        temporal,
+        states,
         assumed,
     )
+
+
+def _stage_grants(ranks: tuple[Rank, ...], parallel: Parallel) -> tuple[Amount, ...]:
+    """The least that a rank of each pipeline stage gave to the pool: the engine takes the fewest blocks of all.
+
+    Raises:
+        NotModelledError: a stage's figure is not in the log, or not which rank is of which stage.
+    """
+    found: list[Amount] = []
+    for stage in range(parallel.pp):
+        of = [rank for rank in ranks if parallel.pp == 1 or rank.pp == stage]
+        grants = [amount for rank in of if (amount := granted(rank)) is not None]
+        if not grants:
+            raise NotModelledError(f"the pool's bytes on pipeline stage {stage} are not in the log")
+        found.append(min(grants, key=lambda amount: amount.bytes))
+    return tuple(found)
 
 
 def _release(server: Server, ranks: tuple[Rank, ...]) -> Release:
@@ -277,15 +292,16 @@ def expected_dense(server: Server, arch: Architecture, rank: Rank) -> tuple[int,
 # ------------------------------------------------------------------------------------------------------- for the ledger
 
 
-def pool_detail(check: PoolCheck, entry: Entry) -> dict[str, Any]:
-    """`detail.modelled` of the pool's entry."""
-    pool = check.pool
+def pool_detail(check: PoolCheck, entry: Entry, stage: int | None = None) -> dict[str, Any]:
+    """`detail.modelled` of the pool's entry on a rank of pipeline stage `stage` (0-based, None without stages)."""
+    pool, stage = check.pool, stage or 0
+    block = pool.stage_block_bytes[stage]
     rule, meaning = vllm.meaning(pool)
     found: dict[str, Any] = {
         "bytes": None,
         "agrees": check.agrees,
         "block_tokens": pool.block.tokens,
-        "block_bytes": pool.bytes_per_block,
+        "block_bytes": block,
         "blocks": list(check.blocks),
         "tokens": list(check.tokens),
         "dtype": check.kv_dtype,
@@ -294,7 +310,7 @@ def pool_detail(check: PoolCheck, entry: Entry) -> dict[str, Any]:
     }
     try:
         size = vllm.blocks_from_figures(pool, tokens=check.logged_tokens).pool_bytes(pool)
-        found["bytes"] = size.bytes
+        found["bytes"] = size.bytes * block // pool.bytes_per_block
     except NotModelledError:
         pass
     fits = vllm.physical_tokens(pool, check.middle)
@@ -305,13 +321,14 @@ def pool_detail(check: PoolCheck, entry: Entry) -> dict[str, Any]:
     if not check.agrees:
         found["causes"] = ["another element type", "layers of a draft model", "padding or a block size of that build"]
     if pool.hybrid and check.agrees:
-        found["state"] = _state_detail(check)
+        found["state"] = _state_detail(check, stage)
     return found
 
 
-def _state_detail(check: PoolCheck) -> dict[str, Any]:
+def _state_detail(check: PoolCheck, stage: int) -> dict[str, Any]:
     pool = check.pool
-    cost = vllm.state_cost(pool)
+    cost = vllm.state_cost(pool, stage=stage)
+    conv, temporal = check.state_bytes[stage]
     length = pool.settings.max_model_len
     filled = vllm.split_pool(pool, check.middle * pool.bytes_per_block)
     return {
@@ -323,8 +340,8 @@ def _state_detail(check: PoolCheck) -> dict[str, Any]:
         "mode": pool.settings.state_mode,
         "conv_dtype": check.conv_dtype,
         "dtype": check.state_dtype,
-        "conv_bytes": check.conv_bytes,
-        "ssm_bytes": check.temporal_bytes,
+        "conv_bytes": conv,
+        "ssm_bytes": temporal,
         "full_requests": round(filled.requests, 2),
         "full_request_tokens": length,
         "full_share": round(filled.state_bytes / (filled.state_bytes + filled.kv_bytes), 4),

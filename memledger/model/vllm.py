@@ -299,17 +299,18 @@ class StateCost(msgspec.Struct, frozen=True):
     live: int
 
 
-def state_cost(pool: Pool, tokens: int | None = None) -> StateCost:
+def state_cost(pool: Pool, tokens: int | None = None, stage: int | None = None) -> StateCost:
     """What one running request's state takes, at most; `tokens`: its length (only mode `all` depends on it).
 
-    On the GPU whose blocks are largest.
+    On a GPU of the pipeline stage `stage`; None for the stage whose blocks are largest.
     """
     length = pool.settings.max_model_len if tokens is None else tokens
     state_groups = [group for group in pool.groups if group.kind == "state"]
     if not state_groups:
         return StateCost(0, 0, 0, 0, 0, 0)
     sizes = pool.stage_block_bytes
-    stage = sizes.index(max(sizes))
+    if stage is None:
+        stage = sizes.index(max(sizes))
     taken = request_blocks(pool, length, resident=True).state
     copies = taken // len(state_groups)
     stored = sum(group.state_bytes[stage] for group in state_groups)
