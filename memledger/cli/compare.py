@@ -127,8 +127,13 @@ def _run(files: Sequence[str], options: dict[str, Any]) -> int:
     from memledger.compare.load import NotAReportError, load_input
     from memledger.compare.values import CompareReport
 
+    if (refused := _config_refused(options["model_config"])) is not None:
+        app.say(f"memledger: --model-config: {refused}")
+        _write(CompareReport(__version__, _envelope(files, [None] * len(files))[0], ()), options)
+        return app.UNREADABLE
     rules = reading.rules([Path(f) for f in options["rule_files"]])
     reports: list[Report | None] = []
+    decoded: list[bool] = []
     code = app.DONE
     for path in files:
         try:
@@ -136,18 +141,55 @@ def _run(files: Sequence[str], options: dict[str, Any]) -> int:
         except NotAReportError as error:
             app.say(f"memledger: {_shown(path)}: {_shown(str(error))}.")
             reports.append(None)
+            decoded.append(True)
             code = app.UNREADABLE
             continue
-        report, found = _completed(loaded, options)
+        report, found = _completed(path, loaded, options)
         reports.append(report)
+        decoded.append(loaded.decoded)
         code = max(code, found)
     inputs, sources = _envelope(files, reports)
     if code != app.DONE:
         _write(CompareReport(__version__, inputs, sources), options)
         return code
-    entrants = _entrants(files, [report for report in reports if report is not None], options)
-    from memledger.compare import pair
+    try:
+        return _compared(files, [report for report in reports if report is not None], inputs, sources, options)
+    except (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError, OverflowError) as error:
+        # Only a log's own report is sure to hold figures of the right kind; one that somebody wrote or changed is not.
+        if not any(decoded):
+            raise
+        names = ", ".join(_shown(path) for path, was in zip(files, decoded, strict=True) if was)
+        app.say(f"memledger: {names}: its figures can't be compared ({type(error).__name__}: {_shown(str(error))}).")
+        _write(CompareReport(__version__, inputs, sources), options)
+        return app.UNREADABLE
 
+
+def _config_refused(model_config: Path | None) -> str | None:
+    """Why the model's config that the user named can't be used; None where it can, or none was named."""
+    if model_config is None:
+        return None
+    from memledger.model.find import ModelConfigError, find
+
+    try:
+        find(None, config=model_config)
+    except ModelConfigError as error:
+        return f"{_shown(str(error))}."
+    return None
+
+
+def _compared(
+    files: Sequence[str],
+    reports: Sequence[Report],
+    inputs: tuple[Input, ...],
+    sources: tuple[Source, ...],
+    options: dict[str, Any],
+) -> int:
+    """Compare what was read, and write it; the exit code."""
+    from memledger import __version__
+    from memledger.compare import pair
+    from memledger.compare.values import CompareReport
+
+    entrants = _entrants(files, reports, options)
     if len(entrants) > 2:
         found_sweep = pair.sweep(entrants, options["context"])
         _write(CompareReport(__version__, inputs, sources, sweep=found_sweep), options)
@@ -158,7 +200,7 @@ def _run(files: Sequence[str], options: dict[str, Any]) -> int:
     return app.CONDITION_HOLDS if any(one.holds for one in regressions) else app.DONE
 
 
-def _completed(loaded: Loaded, options: dict[str, Any]) -> tuple[Report, int]:
+def _completed(path: str, loaded: Loaded, options: dict[str, Any]) -> tuple[Report, int]:
     """The report with the card and the model's figures, and 3 or 4 where there is nothing to compare in it."""
     from memledger.cli import reading
 
@@ -169,7 +211,7 @@ def _completed(loaded: Loaded, options: dict[str, Any]) -> tuple[Report, int]:
         return got.report, app.UNREADABLE
     if not got.report.servers:
         sentences = (
-            (f"{_shown(item.path)}: a report without a server in it." for item in got.report.inputs[:1])
+            (f"{_shown(path)}: a report without a server in it.",)
             if loaded.decoded
             else reading.nothing_recognised(got)
         )
