@@ -44,26 +44,36 @@ def _digest(content: bytes) -> bytes:
 
 def cached(kind: str, key: str, make: Callable[[], bytes]) -> bytes:
     """What `make` gives, from the cache where an earlier start left it there."""
-    folder = _folder()
-    if folder is None:
+    place = folder()
+    if place is None:
         return make()
-    path = folder / f"{kind}-{key}"
+    path = place / f"{kind}-{key}"
     found = _read(path)
     if found is not None:
         return found
     made = make()
-    _write(folder, path, made)
+    _write(place, path, made)
     return made
 
 
-def _folder() -> Path | None:
+def folder() -> Path | None:
+    """Where the cache is; None where it is switched off, or there is no place for it."""
     named = os.environ.get("MEMLEDGER_CACHE")
     if named is not None:
         return Path(named) if named else None
     base = os.environ.get("XDG_CACHE_HOME", "")
     home = os.environ.get("HOME", "")
-    folder = Path(base) if base else Path(home, ".cache")
-    return folder / "memledger" if folder.is_absolute() else None
+    place = Path(base) if base else Path(home, ".cache")
+    return place / "memledger" if place.is_absolute() else None
+
+
+def is_trusted(place: Path) -> bool:
+    """Whether only we can have written what is in the folder."""
+    try:
+        status = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and _is_ours(status)
 
 
 def _read(path: Path) -> bytes | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,24 +75,16 @@ def _sample(machine: Machine, problems: list[str]) -> Sample:
     """What the machine shows; a process that is no server, or a file that can't be read, is a problem in words."""
     if machine.smi is not None:
         return _pasted(machine.smi, problems)
+    from memledger.cli.ps import key_from
     from memledger.live import gather
     from memledger.live.attach import AttachError
 
     assert machine.pid is not None
     try:
-        return gather.server_sample(machine.pid, _key(machine.api_key_env))
+        return gather.server_sample(machine.pid, key_from(machine.api_key_env))
     except AttachError as error:
         problems.append(str(error))
         return Sample(taken_at=gather.now(), sources=(Source("proc", "unavailable", str(error)),))
-
-
-def _key(name: str | None) -> str | None:
-    if name is None:
-        return None
-    value = os.environ.get(name)
-    if not value:
-        raise click.UsageError(f"--api-key-env {clean(name, 60)}: there is no such variable, or it is empty.")
-    return value
 
 
 def _pasted(path: Path, problems: list[str]) -> Sample:
