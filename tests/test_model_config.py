@@ -230,8 +230,10 @@ def test_fields_that_only_weights_need_may_be_absent():
 
 
 def test_unknown_model_types_and_layer_kinds_are_refused():
-    with pytest.raises(NotModelledError, match="deepseek_v4"):
+    with pytest.raises(NotModelledError, match="'deepseek_v4' is not modelled: its attention keeps"):
         read(model_type="deepseek_v4")
+    with pytest.raises(NotModelledError, match=r"'retnet' is not modelled \(known: bailing_hybrid"):
+        read(model_type="retnet")
     with pytest.raises(NotModelledError, match="model type ''"):
         read_config({}, "empty")
     with pytest.raises(NotModelledError, match="retention"):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from memledger.model.architecture import Architecture, NotModelledError, Quantization
-from memledger.model.families import FAMILIES, Fields, known_types
+from memledger.model.families import FAMILIES, REFUSED, Fields, known_types
 
 _NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 _MROPE_COPIES: Final = 4
@@ -30,6 +30,8 @@ def read_config(mapping: Mapping[str, Any], source: str, name: str | None = None
     model_type = _model_type(mapping, text)
     reader = FAMILIES.get(model_type)
     if reader is None:
+        if model_type in REFUSED:
+            raise NotModelledError(f"{source}: model type {model_type!r} is not modelled: {REFUSED[model_type]}")
         known = ", ".join(known_types())
         raise NotModelledError(f"{source}: model type {model_type!r} is not modelled (known: {known})")
     fields = Fields(text, source)

@@ -736,12 +736,25 @@ FAMILIES: Final[dict[str, Family]] = {
     "gemma2": Family(_gemma2, tied=True),
     "gemma3": Family(_gemma3, two_ropes=True, tied=True),
     "gemma4": Family(_gemma4, two_ropes=True, tied=True),
+    "gemma4_unified": Family(_gemma4, two_ropes=True, tied=True),
     "laguna": Family(_laguna, two_ropes=True),
     "llama4": Family(_llama4),
     "lfm2": Family(_lfm2, tied=True),
     "lfm2_moe": Family(_lfm2, tied=True),
     "mimo_v2_flash": Family(_mimo_v2),
 }
+
+
+REFUSED: Final[dict[str, str]] = {
+    "deepseek_v4": "its attention keeps several compressed caches with states of their own, whose layouts differ by release",
+    "minimax_m3": "its sparse attention keeps index keys, whose layout was not read",
+    "minimax_m3_vl": "its sparse attention keeps index keys, whose layout was not read",
+    "step3p7": "its sliding layers have their own number of query heads, which its published configs lack",
+    "gemma3n": "its layers share KV caches and embed each token once more in every layer",
+    "zamba2": "its attention blocks are shared between layers, with weights but a cache each",
+    "opt": "learned positions and projected embeddings are not modelled",
+}
+"""Model types that are known and not read, and why."""
 
 
 def known_types() -> list[str]:
