@@ -210,7 +210,7 @@ def _catalogue_cache() -> Check:
             f"others may write to {shown}, or it is another user's: it is not used",
             f"chmod 700 {shown}, or name another folder with MEMLEDGER_CACHE",
         )
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         return Check(
             "catalogue cache",
             "unavailable",
