@@ -610,9 +610,9 @@ def test_a_model_config_that_can_not_be_read_leaves_the_report_without_the_model
 
 def test_the_report_says_what_a_models_config_would_add(capsysbinary):
     from memledger.cli import app as program
-    from memledger.resources import demo_log
 
-    assert program.run(["explain", str(demo_log()), "--no-live", "--format", "json"]) == 0
+    log = Path(__file__).parent.parent / "fixtures" / "vllm-0.25-hybrid" / "server.log"
+    assert program.run(["explain", str(log), "--no-live", "--format", "json"]) == 0
     (source,) = (s for s in json.loads(capsysbinary.readouterr().out)["sources"] if s["name"] == "model")
     assert source["status"] == "unavailable"
     assert "--model-config" in source["reason"]
