@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import platform
 import socket
+import time
 from collections.abc import Callable
 from datetime import datetime
+from typing import Final
 
 import msgspec
+import psutil
 
 from memledger.ledger import Source
-from memledger.live import attach, meminfo, nvml, titles
+from memledger.live import attach, endpoints, meminfo, metrics, nvml, titles
 from memledger.live import process as proc
 from memledger.live.sample import DeviceSample, GpuProcess, HostMemory, LiveServer, Sample
 from memledger.sanitize import clean
 
-LONGEST_COMMAND = 120
+LONGEST_COMMAND: Final = 120
 
 
 def server_sample(pid: int, api_key: str | None = None) -> Sample:
@@ -127,3 +130,69 @@ def _each(devices: DeviceSample, change: Callable[[GpuProcess], GpuProcess]) -> 
         for d in devices.devices
     )
     return msgspec.structs.replace(devices, devices=changed)
+
+
+def _asked_again(server: LiveServer, key: str | None) -> LiveServer:
+    """The server with its load as its metrics page says it now; what else it answered stays."""
+    page = next((e for e in server.endpoints if e.path == "/metrics"), None)
+    if page is None or page.status != 200 or server.port is None or server.host is None:
+        return server
+    fresh = endpoints.ask(endpoints.Address(server.port, server.host, key=key), "/metrics")
+    answers = tuple(fresh if e.path == "/metrics" else e for e in server.endpoints)
+    info = next(
+        (e.body for e in answers if e.path in {"/server_info", "/get_server_info"} and e.body is not None), None
+    )
+    series = fresh.body if isinstance(fresh.body, list) else []
+    whole, each = metrics.read(server.framework, series, info)
+    return msgspec.structs.replace(server, endpoints=answers, metrics=whole, metrics_by_engine=each)
+
+
+class Watch:
+    """Repeated samples of one server: the driver stays open, and the process tree is scanned anew only now and then.
+
+    Between scans the devices (memory and process lists) and, with `ask`, the server's load are what is new. Close it, or use it in a
+    `with` statement.
+    """
+
+    RESCAN_S: Final = 30.0
+    """Seconds between scans of all processes: one costs more than everything else in a sample."""
+
+    def __init__(self, pid: int, api_key: str | None = None, *, ask: bool = True) -> None:
+        self._pid, self._key, self._ask = pid, api_key, ask
+        self._driver = nvml.Sampler()
+        self._names: dict[int, GpuProcess] = {}
+        self._server: LiveServer | None = None
+        self._scanned = 0.0
+        self._foreign = bool(proc.in_pid_namespace())
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        self._driver.close()
+
+    def sample(self) -> Sample:
+        """One sample now.
+
+        Raises:
+            AttachError: the process is no server, or it ended.
+        """
+        devices = self._driver.sample()
+        now_s = time.monotonic()
+        unknown = {p.pid for d in devices.devices for p in d.processes or ()} - set(self._names)
+        ended = self._server is not None and not psutil.pid_exists(self._server.pid)
+        if self._server is None or ended or unknown or now_s - self._scanned > self.RESCAN_S:
+            scan = proc.table()
+            devices = named(devices, scan, foreign_pids=self._foreign)
+            self._names = {p.pid: p for d in devices.devices for p in d.processes or ()}
+            self._server = attach.attach(self._pid, devices, self._key, ask=self._ask)
+            self._scanned = now_s
+        else:
+            devices = _each(devices, lambda seen: self._names[seen.pid])
+            if self._ask:
+                self._server = _asked_again(self._server, self._key)
+        return compose(devices, (self._server,), host_pids=not self._foreign, memory=meminfo.read(pid=self._server.pid))
