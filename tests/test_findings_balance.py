@@ -1,6 +1,8 @@
 import msgspec
 from finding_helpers import found, sglang, vllm, worker
 
+from memledger.ledger import Gpu
+
 
 class TestUnbalanced:
     def test_extra_processes_on_the_first_gpu(self):
@@ -38,3 +40,13 @@ class TestOthersCharged:
         assert found(vllm(rank, version="0.10.2"), "ML305") is None
         assert found(vllm(rank, version=None), "ML305") is None
         assert found(vllm(worker(79.0, weights__model=15.0, non_torch=0.7), version="0.8.5"), "ML305") is None
+
+
+class TestInUseAtStart:
+    def test_on_unified_memory_it_is_the_systems_and_no_worker_was_left_behind(self):
+        own = worker(100.0, in_use_at_start=60.0, free=40.0)
+        shared = worker(100.0, in_use_at_start=60.0, free=40.0, gpu=Gpu(kind="cuda", unified_memory=True))
+        assert "workers were left behind" in found(sglang(own), "ML303").text
+        text = found(sglang(shared), "ML303").text
+        assert "those of the whole system" in text
+        assert "left behind" not in text

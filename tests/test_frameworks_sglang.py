@@ -1170,3 +1170,17 @@ def test_many_usages_that_are_no_fractions_do_not_hide_the_peak() -> None:
     line = "Decode batch. #running-req: 1, #token: 100, token usage: {}, gen throughput (token/s): 10.00, #queue-req: 0"
     shares = ["9.24"] * 300 + [f"0.{10 + i % 70}" for i in range(600)]
     assert server(log(*(line.format(share) for share in shares))).usage.peak_kv_usage == 0.79
+
+
+@pytest.mark.parametrize(("total", "unified"), [(122501, True), (81559, None)])
+def test_a_total_that_only_a_card_with_unified_memory_has_says_so(total: int, unified: bool | None) -> None:
+    """The driver's tool has no figure there, so that SGLang prints CUDA's; no line names the card."""
+    found = rank(
+        log(
+            "Failed to get GPU memory capacity from nvidia-smi. Falling back to torch.cuda.mem_get_info(). "
+            f"Reported total GPU memory per device (MiB): [{total}], using min: {total} MiB.",
+            "Load weight begin. avail mem=16.69 GB",
+            "Load weight end. elapsed=9.48 s, type=Qwen2ForCausalLM, avail mem=13.44 GB, mem usage=3.25 GB.",
+        )
+    )
+    assert found.gpu.unified_memory is unified

@@ -89,14 +89,16 @@ def in_use_at_start(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     # A total that the user gave is no figure of the log: a wrong one must not read as another process.
     given = next((entry.detail["source"] for entry in rows if "source" in entry.detail), None)
     before = f"If the card has the {n.gib_about(rank.residual.opening_bytes or 0)} of {given}, " if given else ""
+    unified = bool(rank.gpu.unified_memory)
+    shared = ", on this GPU without memory of its own those of the whole system" if unified else ""
     text = (
         f"{before}{n.gib_about(size)}{_where(server, rank)} was in use before the server took its first reading: "
-        "its own context and communication buffers, and other processes; a log can't tell them apart."
+        f"its own context and communication buffers, and other processes{shared}; a log can't tell them apart."
     )
     evidence = tuple(e for entry in rows for e in entry.evidence)
     opening = rank.residual.opening_bytes
     severity: Severity = "warning" if opening and size > LARGE_SHARE * opening and given is None else "note"
-    if severity == "warning":
+    if severity == "warning" and not unified:
         text += " Where nvidia-smi shows no process, workers were left behind or run outside the container's view."
     return Finding("ML303", "memory in use before the start", severity, size, text, evidence)
 
