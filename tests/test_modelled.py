@@ -360,3 +360,12 @@ def test_a_stage_that_is_not_in_the_log_leaves_the_pool_undivided():
     said = pool_of(modelled.check_server(server, HYBRID)).detail["modelled"]
     assert said["bytes"] is None
     assert "stage 1" in said["reason"]
+
+
+@pytest.mark.parametrize("size", [None, 0, -1, "1"])
+def test_a_dense_size_that_is_none_is_not_used(size):
+    server = drafting(2.12)
+    odd = msgspec.structs.replace(server, config={**server.config, "moe_dense_tp_size": size})
+    said = modelled.check_server(odd, MTP).ranks[0].entries[0].detail["modelled"]
+    whole = modelled.check_server(server, MTP).ranks[0].entries[0].detail["modelled"]
+    assert 0 < said["bytes"] < whole["bytes"]

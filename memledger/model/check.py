@@ -87,13 +87,14 @@ def parallel_of(server: Server) -> Parallel:
     for name, words in (("attn_cp_size", "context parallel attention"),):
         if (config.get(name) or 1) > 1:
             raise NotModelledError(f"{words} is not modelled")
+    dense = config.get("moe_dense_tp_size")
     return Parallel(
         tp=tp,
         pp=config.get("pp_size") or 1,
         ep=config.get("ep_size") or 1,
         dp=config.get("dp_size") or 1,
         dp_attention=bool(config.get("dp_attention")),
-        moe_dense_tp=config.get("moe_dense_tp_size"),
+        moe_dense_tp=dense if isinstance(dense, int) and dense > 0 else None,
         dp_lm_head=bool(config.get("dp_lm_head")),
         whole_shared_experts=config.get("moe_communication_backend") in _ALL_TO_ALL,
     )
