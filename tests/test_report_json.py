@@ -124,6 +124,22 @@ def test_the_example_in_the_docs_is_real(update_golden):
 
 def test_every_field_of_the_schema_is_explained():
     text = (DOCS / "json.md").read_text(encoding="utf-8")
-    for name in ("Report", "Server", "Rank", "Finding", "Entry", "Stage", "Residual", "Capacity", "Budget"):
+    for name in (
+        "Report",
+        "Server",
+        "Rank",
+        "Finding",
+        "Entry",
+        "Stage",
+        "Residual",
+        "Capacity",
+        "Budget",
+        "Live",
+        "LiveGpu",
+        "LiveProcess",
+        "LiveRow",
+        "LiveUsage",
+        "LogCheck",
+    ):
         for field in schema()["$defs"][name]["properties"]:
             assert f"`{field}`" in text or f"`{field}[]`" in text or f'"{field}"' in text, f"{name}.{field}"
