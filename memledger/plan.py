@@ -89,6 +89,9 @@ def make_plan(server: Server | None, settings: Mapping[str, Any], target: Target
         made = msgspec.structs.replace(made, assumptions=(facts.chosen, *made.assumptions))
     if facts.draft is not None:
         made = msgspec.structs.replace(made, assumptions=(f"the draft: {facts.draft_how}", *made.assumptions))
+        if settings.get("speculative_algorithm") and "speculative_draft_model" not in settings and made.flags:
+            unnamed = "the draft model's name: the flags need it (--set speculative_draft_model=NAME puts it in)"
+            made = msgspec.structs.replace(made, not_modelled=(*made.not_modelled, unnamed))
     made = _too_long(_too_few_slots(made), server, settings, target, facts.architecture)
     return _safe(msgspec.structs.replace(made, inputs=_inputs(settings, target, facts)))
 

@@ -300,6 +300,15 @@ def test_kv_types_that_came_later_are_refused_for_older_releases(run):
     assert code == 2 and "nvfp4 came with" in err
 
 
+def test_options_that_nothing_would_hear_are_refused(run):
+    code, _, err = run(DEMO, "--keep-prefixes", "3", "--set", "state_slots=20")
+    assert code == 2 and "--keep-prefixes needs --concurrency" in err
+    code, _, err = run(*BARE, "--model", "Qwen3.5-27B", "--keep-prefixes", "3", "--concurrency", "2", "--context", "4k")
+    assert code == 2 and "SGLang only" in err
+    code, _, err = run(*BARE, "--model", "Qwen3.5-27B", "--set", "pool_bytes=40GiB", "--start", "2")
+    assert code == 2 and "--start is for plans from a log" in err
+
+
 def test_one_of_anything_is_singular(run):
     code, out, _ = run(DEMO, "--set", "max_running_requests=1")
     assert code == 0 and "1 running request instead of 24" in " ".join(out.split())

@@ -449,3 +449,25 @@ def test_concurrency_is_counted_at_the_length_asked_for():
     assert plan.after.capacity.concurrency.tokens_per_request == 65536
     assert plan.after.capacity.concurrency.requests > plan.before.capacity.concurrency.requests
     assert vllm.modelled_release(plan.framework_version) == (0, 25, 1)
+
+
+def test_a_vllm_pool_past_what_the_card_has_does_not_start():
+    server = logged("vllm-0.10.2-actual-usage")
+    plan = make_plan(server, {"memory_fraction": 0.99}, Target(), Facts("vllm", None, None, "not known"))
+    assert plan.feasible is False
+    assert "reserve" in plan.before.accounts and "reserve" not in plan.after.accounts
+    assert plan.needed_bytes > plan.available_bytes
+    assert "would not start: the pools would take more than there is" in render(plan).replace("\n", " ")
+
+
+def test_switches_in_their_default_position_have_no_flag():
+    words_, missing = sglang_flags({"prefix_caching": True, "overlap_disabled": False}, ((0, 5, 23), (0, 5, 23)))
+    assert words_ == []
+    assert missing[0] == "prefix_caching on is the default: leave --disable-radix-cache out"
+
+
+def test_a_fact_that_changes_nothing_is_said():
+    facts = Facts("vllm", None, architecture("Qwen3.5-27B"), "x")
+    plan = make_plan(logged("vllm-0.25-hybrid"), {"kernel_block_tokens": 16}, Target(), facts)
+    assert plan.change == change(plan.before, plan.before)
+    assert "kernel_block_tokens: nothing here changes with it" in plan.assumptions

@@ -145,6 +145,10 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> No
     target = Target(options["concurrency"], options["context"], options["keep_prefixes"] or 0)
     if target.concurrency is not None and target.context is None:
         raise click.UsageError("--concurrency needs --context: how long is each request?")
+    if target.cached_prefixes and target.concurrency is None:
+        raise click.UsageError("--keep-prefixes needs --concurrency and --context: it keeps them beside that load.")
+    if not files and options["start"] is not None:
+        raise click.UsageError("--start is for plans from a log.")
     if files and (options["framework"] or options["model"]):
         raise click.UsageError("--framework and --model are for plans without a log; the log names both.")
     if not files and not options["framework"]:
@@ -255,6 +259,8 @@ def _run(files: tuple[str, ...], target: Target, options: dict[str, Any]) -> int
         _same_version(options["framework_version"], server)
         _same_card(options, server)
     engine = server.framework if server is not None else options["framework"]
+    if engine == "vllm" and target.cached_prefixes:
+        raise click.UsageError("--keep-prefixes: SGLang only; vLLM sets nothing aside for cached prefixes.")
     _check(options, engine, server)
     try:
         found = _architecture(server, options)
