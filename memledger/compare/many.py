@@ -38,7 +38,8 @@ def figures(measured: Sequence[Measured], context: int | None) -> tuple[Row, ...
         ("requests_that_fit", [fits(one, context).requests if context else None for one in measured]),
     ]
     rows += [(f"{name}_bytes", [get(one.side) for one in measured]) for name, get in _PARTS]
-    found = [Row(name, tuple(values), _differs(values)) for name, values in rows]
+    spreads = {"kv_bytes_per_token": [m.kv_bytes_per_token_tolerance or 0 for m in told]}
+    found = [Row(name, tuple(values), _differs(values, spreads.get(name))) for name, values in rows]
     return tuple(row for row in found if any(value is not None for value in row.values))
 
 
@@ -61,6 +62,10 @@ _PARTS: Final[tuple[tuple[str, Callable[[Side], int | None]], ...]] = (
 )
 
 
-def _differs(values: Sequence[Any]) -> bool:
+def _differs(values: Sequence[Any], spreads: Sequence[int] | None = None) -> bool:
+    """Whether the known values are not the same; with `spreads` (half of what the printed digits leave open) beyond those."""
+    if spreads is not None:
+        ranges = [(v - s, v + s) for v, s in zip(values, spreads, strict=True) if v is not None]
+        return bool(ranges) and max(low for low, _ in ranges) > min(high for _, high in ranges)
     known = [value for value in values if value is not None]
     return any(value != known[0] for value in known[1:])

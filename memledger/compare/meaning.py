@@ -342,7 +342,7 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         found.append(measured.printed_note)
     config = side.server.config
     ranks = (config.get("tp_size") or 1) * (config.get("pp_size") or 1)
-    pools = sum(any(e.account == "kv_cache/pool" for e in rank.entries) for rank in side.server.ranks)
+    pools = sum(any(e.account == "kv_cache/pool" for e in whole_pools(rank)) for rank in side.server.ranks)
     if side.server.framework == "vllm" and side.pool.amount is not None and pools < ranks:
         found.append(
             "bytes per token are an upper bound: the smallest GPU's pool decides the tokens, and the printed pool may be "
@@ -367,7 +367,7 @@ def state_bytes_per_request(side: Side) -> int | None:
 def slot_bytes(side: Side) -> Amount | None:
     """One SGLang state slot: the pools of convolution and temporal state over slots and the padding slot."""
     slots = side.rank.capacity.state_slots
-    entries = [e for e in side.rank.entries if e.account in {"recurrent_state/conv", "recurrent_state/ssm"}]
+    entries = [e for e in whole_pools(side.rank) if e.account in {"recurrent_state/conv", "recurrent_state/ssm"}]
     if side.server.framework != "sglang" or slots is None or not entries:
         return None
     size = sum(e.bytes for e in entries)

@@ -140,7 +140,7 @@ def _notes(a: Side, b: Side) -> tuple[str, ...]:
 
 
 def _cause(a: Measured, b: Measured, meanings: tuple[Meaning, Meaning], fall: waterfall.Waterfall) -> tuple[str, ...]:
-    sentences = [_headline(meanings)]
+    sentences = [_headline(meanings, _each(a, b))]
     if fall.reason is not None:
         return (sentences[0], fall.reason[0].upper() + fall.reason[1:] + ".")
     if all(not step.bytes and not step.kv_tokens for step in fall.steps):
@@ -163,9 +163,14 @@ def _cause(a: Measured, b: Measured, meanings: tuple[Meaning, Meaning], fall: wa
     return tuple(sentences)
 
 
-def _headline(meanings: tuple[Meaning, Meaning]) -> str:
+def _each(a: Measured, b: Measured) -> str:
+    """What one of the figures is of: a GPU, or a rank where a server runs on a CPU."""
+    return "rank" if "cpu" in {a.side.rank.gpu.kind, b.side.rank.gpu.kind} else "GPU"
+
+
+def _headline(meanings: tuple[Meaning, Meaning], each: str) -> str:
     a, b = meanings
-    pools = f"KV pool {_gib(a.pool_bytes)} against {_gib(b.pool_bytes)} GiB per GPU"
+    pools = f"KV pool {_gib(a.pool_bytes)} against {_gib(b.pool_bytes)} GiB per {each}"
     if a.printed_tokens is None or b.printed_tokens is None:
         return f"{pools}; KV tokens {_count(a.printed_tokens)} against {_count(b.printed_tokens)}."
     change = b.printed_tokens - a.printed_tokens

@@ -66,7 +66,9 @@ def _waterfall(found: Comparison, style: Style) -> list[str]:
     basis = max(len(row.basis) for row in rows)
     rest = style.width - _LABEL - 2 - widths[0] - 2 - widths[1] - 2 - widths[2] - 2 - basis - 2
     bar = max(0, min(24, rest)) if wide else 0
-    head = _line("per GPU", "", "GiB", "", "tokens", "", widths, bar, wide=wide)
+    head = _line(
+        "per rank" if "per rank" in found.cause[0] else "per GPU", "", "GiB", "", "tokens", "", widths, bar, wide=wide
+    )
     lines = [_paint(head, "bold", style)]
     for row in rows:
         drawing = _bar(row.share, bar, style) if row.share is not None else ""

@@ -125,7 +125,7 @@ def meanings(comparison: Comparison) -> Grid:
 def differences(comparison: Comparison) -> Grid:
     """What differs, and what only one side tells."""
     rows = tuple((words.setting(d.name), value(d.name, d.a), value(d.name, d.b)) for d in comparison.differences)
-    same = ", ".join(f"{words.setting(s.name)} {value(s.name, s.value)}" for s in comparison.same)
+    same = "; ".join(f"{words.setting(s.name)} {value(s.name, s.value)}" for s in comparison.same)
     notes = [f"{words.setting(d.name)}: {d.note}" for d in comparison.differences if d.note]
     if same:
         notes.append(f"the same: {same}")
@@ -155,17 +155,26 @@ def hybrid(comparison: Comparison) -> Grid | None:
 
 
 def sweep(found: Sweep) -> tuple[Grid, ...]:
-    """Figures and settings, one column for each input; rows that differ are marked."""
+    """Figures and settings, one column for each input; rows that differ are marked, settings that do not stand below."""
     heads = ("", *(subject.label for subject in found.columns))
-    return tuple(
+    figures = [row for row in found.figures if any(row.values)]
+    apart = [row for row in found.settings if row.differs or None in row.values]
+    same = [f"{words.setting(r.name)} {value(r.name, r.values[0])}" for r in found.settings if r not in apart]
+    remark = (clean(f"the same: {'; '.join(same)}", 2000),) if same else ()
+    return (
         Grid(
-            name,
+            "capacity",
             heads,
-            tuple((words.figure(row.name) if figures else words.setting(row.name), *_cells(row)) for row in rows),
-            frozenset(i for i, row in enumerate(rows) if row.differs),
-        )
-        for name, rows, figures in (("capacity", found.figures, True), ("settings", found.settings, False))
-        if rows
+            tuple((words.figure(row.name), *_cells(row)) for row in figures),
+            frozenset(i for i, row in enumerate(figures) if row.differs),
+        ),
+        Grid(
+            "settings",
+            heads,
+            tuple((words.setting(row.name), *_cells(row)) for row in apart),
+            frozenset(i for i, row in enumerate(apart) if row.differs),
+            remark,
+        ),
     )
 
 
