@@ -96,7 +96,7 @@ def main() -> int:
         print(f"    {line}")
     print()
     for kind, counts in tally.items():
-        print(f"{kind:<19}" + ", ".join(f"{what} {count}" for what, count in sorted(counts.items())))
+        print(f"{kind:<19}" + (", ".join(f"{what} {count}" for what, count in sorted(counts.items())) or "none"))
     print(f"servers whose draft's embedding and head are seen to come back: {given_back}")
     print(f"logs whose KV or state is compared and agrees: {len(pools)}")
     return 0
