@@ -16,6 +16,7 @@ from memledger.model.sglang import SglangServer, Sizing
 from memledger.model.sglang_plan import Smallest
 from memledger.model.sglang_rules import NEWEST, Version, dotted, slots_flag_works, version_of
 from memledger.model.sglang_state import Speculation
+from memledger.model.versions import is_placeholder
 from memledger.model.weights import weight_bytes
 from memledger.plan_settings import modelled, sglang_flags, unmodelled
 from memledger.plan_sglang_draft import WEIGHTS_BEFORE_POOLS_SINCE, DraftChange, change_of_draft
@@ -113,6 +114,9 @@ def from_log(
     Raises:
         NotModelledError: the log lacks what the arithmetic needs, or a formula is not known.
     """
+    if is_placeholder(server.framework_version):
+        # A build's own number says nothing about its rules.
+        server = msgspec.structs.replace(server, framework_version=version)
     rank = _rank(server)
     if rank.gpu.total_bytes is None and total is not None:
         rank = msgspec.structs.replace(rank, gpu=msgspec.structs.replace(rank.gpu, total_bytes=total.bytes))
@@ -154,7 +158,7 @@ def from_log(
     made = _finish(
         Plan(
             "sglang",
-            server.framework_version or version,
+            server.framework_version,
             server.model,
             architecture=how,
             before=before,

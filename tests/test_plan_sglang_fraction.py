@@ -1,7 +1,11 @@
 """`--mem-fraction-static` as SGLang works it out itself, by release and card."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
+from memledger import pipeline
 from memledger.model import table
 from memledger.model.architecture import NotModelledError
 from memledger.plan import Facts, Target, make_plan
@@ -83,3 +87,11 @@ def test_plans_say_what_share_they_take():
     assert "memory_fraction 0.83, as SGLang works it out for the card" in plan.assumptions
     given = make_plan(None, {"memory_fraction": 0.7}, Target(4, 8192), facts)
     assert not any("works it out" in text for text in given.assumptions)
+
+
+def test_a_build_without_a_release_takes_the_version_that_is_given():
+    log = Path(__file__).parent.parent / "fixtures" / "demo" / "server.log"
+    server = msgspec.structs.replace(pipeline.explain([str(log)]).servers[-1], framework_version="0.1.dev3+g1")
+    plan = make_plan(server, {"state_slots": 20}, Target(), Facts("sglang", "0.5.18"))
+    assert plan.framework_version == "0.5.18"
+    assert (plan.after.capacity.state_slots, plan.after.capacity.kv_tokens) == (20, 574_619)
