@@ -144,6 +144,14 @@ def test_a_snapshot_takes_the_options_of_a_report(vllm, tmp_path):
     assert memledger("explain", file, "--fail-on", "code=ML001").returncode == 1
 
 
+def test_a_snapshot_of_the_list_of_servers(vllm, tmp_path):
+    file = tmp_path / "listed.json"
+    first = memledger("ps", "--snapshot", file, scenario=vllm.scenario)
+    assert first.returncode == 0
+    assert str(vllm.root) in first.stdout
+    assert memledger("explain", file).stdout == first.stdout
+
+
 def test_secrets_of_the_command_line_are_not_in_a_snapshot(tmp_path):
     arguments = ["/models/a", "--api-key", "sk-verysecretvalue123456"]
     with live_tree.tree(tmp_path, "vllm serve", arguments, live_tree.VLLM_ONE) as running:

@@ -55,10 +55,31 @@ def _from_snapshot(name: str, asked: Asked) -> int:
 
             output.write_bytes(encode(_empty(Source("log", "unavailable", str(error)))))
         return app.UNREADABLE
+    if taken.kind == "ps":
+        return _listed(taken, asked)
     if taken.kind != "explain" or taken.report is None:
         app.say(f"memledger: {clean(name)} is a snapshot of `memledger {taken.kind}`: it holds no report to show.")
         return app.NOTHING_RECOGNISED
     return _show(ReadResult(taken.report), taken, asked, taken.command)
+
+
+def _listed(taken: Snapshot, asked: Asked) -> int:
+    """The list of servers that `memledger ps --snapshot` kept."""
+    from memledger.cli import ps
+    from memledger.report.ps_json import PsReport
+
+    if asked.format_ == "markdown":
+        raise click.UsageError("A snapshot of memledger ps is shown as text or JSON.")
+    sample = taken.sample
+    report = PsReport(
+        taken.version,
+        sample.sources,
+        sample.servers,
+        devices=sample.devices,
+        unreadable_processes=taken.unreadable_processes,
+    )
+    ps.show(report, asked.format_, asked.width, asked.no_color)
+    return app.DONE if sample.servers else app.NOTHING_RECOGNISED
 
 
 def _show(result: ReadResult, taken: Snapshot, asked: Asked, shown: str) -> int:

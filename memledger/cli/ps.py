@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,16 +24,45 @@ if TYPE_CHECKING:
     help="The environment variable that holds the servers' API key (sent to servers of your own user, on loopback only).",
 )
 @click.option("--no-ask", is_flag=True, help="Send no request to any server: what /proc and the driver show.")
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Keep everything that was sampled, masked, as JSON.",
+)
 @click.option("--width", type=click.IntRange(min=40), metavar="COLUMNS", help="Width of the text.")
 @click.option("--no-color", is_flag=True, help="No colours (also: NO_COLOR).")
-def command(format_: str, api_key_env: str | None, no_ask: bool, width: int | None, no_color: bool) -> int:
+def command(
+    format_: str, api_key_env: str | None, no_ask: bool, snapshot: Path | None, width: int | None, no_color: bool
+) -> int:
     """Every SGLang and vLLM server on this machine: GPUs, memory, use of its pools now, port and log.
 
     Reads /proc, the NVIDIA driver (NVML) and the servers' own ports on loopback; changes nothing.
     """
+    report = look(key_from(api_key_env), ask=not no_ask)
+    show(report, format_, width, no_color)
+    if snapshot is None:
+        return app.DONE
+    import msgspec
+
+    from memledger.live import gather
+    from memledger.live.snapshot import SCHEMA, Snapshot, SnapshotError, write
+
+    sample = gather.compose(report.devices, report.live_servers, host_pids=gather.host_pids())
+    sample = msgspec.structs.replace(sample, sources=report.sources)
+    taken = Snapshot(SCHEMA, report.version, sample, "ps", unreadable_processes=report.unreadable_processes)
+    try:
+        write(snapshot, taken)
+    except SnapshotError as error:
+        app.say(f"memledger: {error}")
+        return app.UNREADABLE
+    return app.DONE
+
+
+def show(report: PsReport, format_: str, width: int | None, no_color: bool) -> None:
+    """Write the list to stdout."""
     from memledger.cli import output
 
-    report = look(key_from(api_key_env), ask=not no_ask)
     if format_ == "json":
         from memledger.report.ps_json import encode
 
@@ -41,7 +71,6 @@ def command(format_: str, api_key_env: str | None, no_ask: bool, width: int | No
         from memledger.report.ps_text import render
 
         output.write(render(report, output.style(width, no_color)))
-    return app.DONE
 
 
 def key_from(name: str | None) -> str | None:

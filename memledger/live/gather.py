@@ -62,6 +62,12 @@ def compose(
     )
 
 
+def host_pids() -> bool | None:
+    """Whether the process ids that we see are the host's; None where it can't be told."""
+    own_namespace = proc.in_pid_namespace()
+    return None if own_namespace is None else not own_namespace
+
+
 def now() -> str:
     """The time with its offset, whole seconds."""
     return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -38,6 +38,7 @@ class Snapshot(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
     own_log: bool = False
     built: bool = False
     command: str = "memledger explain"
+    unreadable_processes: int = 0
 
 
 def encode(snapshot: Snapshot) -> bytes:
