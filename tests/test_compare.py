@@ -18,6 +18,8 @@ from memledger.compare.pair import Entrant, compare, sweep
 from memledger.compare.side import choose_rank, choose_server, side_of
 from memledger.grammar import load_rules
 from memledger.ledger import Budget, Capacity, Concurrency, Gpu, Rank, Report, Server, close, entry
+from memledger.live import snapshot
+from memledger.live.sample import Sample
 from memledger.report import compare_json, compare_markdown, compare_text
 from memledger.report.json import encode
 from memledger.report.text import Style
@@ -243,6 +245,26 @@ def test_json_that_is_no_report_is_named(tmp_path):
     with pytest.raises(NotAReportError, match="not a report"):
         read_json(str(file))
     file.write_text('{"schema": "memledger/1", "version": "0.1.0", "inp')
+    with pytest.raises(NotAReportError, match="cut off"):
+        read_json(str(file))
+
+
+def test_a_snapshot_compares_like_its_log(logs, tmp_path):
+    report = report_of(FIXTURES / "compare-engines" / "a.log")
+    file = tmp_path / "s.json"
+    file.write_bytes(
+        snapshot.encode(snapshot.Snapshot(snapshot.SCHEMA, "0.1.0", Sample("2026-11-30T12:00:00"), report=report))
+    )
+    loaded = load_input(str(file), load_rules())
+    first, second = logs["compare-engines"]
+    got = compare(entrant(loaded.report, "A", first.path), second)
+    assert got.steps == compare(first, second).steps
+    file.write_bytes(
+        snapshot.encode(snapshot.Snapshot(snapshot.SCHEMA, "0.1.0", Sample("2026-11-30T12:00:00"), kind="ps"))
+    )
+    with pytest.raises(NotAReportError, match="holds no report"):
+        read_json(str(file))
+    file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(NotAReportError, match="cut off"):
         read_json(str(file))
 

@@ -1,4 +1,4 @@
-"""From a path to a `Report`: a log is explained, a JSON report of `memledger explain` is read back.
+"""From a path to a `Report`: a log is explained, a JSON report of `memledger explain` and a snapshot are read back.
 
 The one place that knows which kinds of input there are: whatever can be turned into a `Report` compares.
 """
@@ -16,6 +16,8 @@ from memledger.ledger import Report
 
 LARGEST_JSON: Final = 256 * 2**20
 """Bytes: no report is larger; what is, is read as a log."""
+HEAD: Final = 64
+"""Bytes at the beginning of a file by which its kind is told."""
 _OTHER_KEYS: Final = {"plan": "a plan", "comparison": "a comparison", "incidents": "a report of `memledger oom`"}
 
 
@@ -56,6 +58,8 @@ def read_json(path: str) -> Report | None:
     data = _beginning_with_brace(path)
     if data is None:
         return None
+    if b"memledger-snapshot/" in data[:HEAD]:
+        return _snapshot(path)
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -80,6 +84,20 @@ def _report(document: dict[str, Any]) -> Report:
         raise NotAReportError(f"it is not a report of `memledger explain --format json`: {error}") from None
 
 
+def _snapshot(path: str) -> Report:
+    """The log's report that a snapshot holds: the machine beside it says nothing of how the pool came about."""
+    from memledger.live.snapshot import SnapshotError, read
+
+    try:
+        taken = read(path)
+    except SnapshotError as error:
+        # The name stands before the sentence already.
+        raise NotAReportError(str(error).partition(": ")[2]) from error
+    if taken.report is None:
+        raise NotAReportError(f"it is a snapshot of `memledger {taken.kind}`: it holds no report")
+    return taken.report
+
+
 def _beginning_with_brace(path: str) -> bytes | None:
     """The file's bytes where it begins like a JSON object, and is a file of a report's size."""
     file = Path(path)
@@ -87,7 +105,7 @@ def _beginning_with_brace(path: str) -> bytes | None:
         if path == "-" or not file.is_file() or file.stat().st_size > LARGEST_JSON:
             return None
         with file.open("rb") as stream:
-            head = stream.read(64)
+            head = stream.read(HEAD)
             if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
                 return None
             return (head + stream.read()).removeprefix(b"\xef\xbb\xbf")
