@@ -156,12 +156,14 @@ def known_of(server: Server, architecture: Architecture | None, rows: Iterable[R
             found.append(Rows(kind, count, source))
     capacity = next((rank.capacity for rank in server.ranks if rank.capacity is not None), None)
     dtype = _dtype(config.get("dtype"), architecture)
+    # Attention is then spread otherwise than the rest, and a stage has some of the layers only.
+    spread = bool(config.get("dp_attention")) or (_whole(config.get("pp_size")) or 1) > 1
     cache = str(config.get("kv_cache_dtype"))
     return Known(
         architecture,
         dtype,
         server.framework,
-        _whole(config.get("tp_size")),
+        None if spread else _whole(config.get("tp_size")),
         tuple(dict.fromkeys(found)),
         _whole(capacity.kv_tokens) if capacity is not None else None,
         _DTYPE_BYTES.get(dtype or "") if cache in {"auto", "None"} else _KV_BYTES.get(cache),
@@ -326,8 +328,10 @@ def _linear_sizes(state: State) -> tuple[int, int, int] | None:
 
 
 def _pool_tensors(known: Known, arch: Architecture, tp: int) -> Iterator[_Tensor]:
-    if known.kv_tokens is not None and known.kv_bytes_per_element is not None:
-        tokens = (known.kv_tokens + (known.page_size or 0), "token slots (with the padding page)")
+    tokens_known = known.kv_tokens is not None and known.page_size is not None
+    if known.framework == "sglang" and tokens_known and known.kv_bytes_per_element is not None:
+        # One buffer per layer for keys, one for values (mem_cache/memory_pool.py, MHATokenToKVPool).
+        tokens = ((known.kv_tokens or 0) + (known.page_size or 0), "token slots (with the padding page)")
         for layer in dict.fromkeys(arch.layers):
             if isinstance(layer.attention, Attention):
                 heads = (max(1, layer.attention.kv_heads // tp), f"key-value heads{_share(tp)}")
