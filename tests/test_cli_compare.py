@@ -239,3 +239,16 @@ def test_a_report_that_somebody_changed_is_refused_or_read_but_never_an_error(ru
     assert code in {0, 4}
     assert "internal error" not in err
     document(out)
+
+
+def test_the_example_in_the_docs_is_what_the_program_prints(run):
+    files = [str(FIXTURES / "compare-engines" / f"{name}.log") for name in "ab"]
+    _, out, _ = run(*files, "--gpu-total", "79.19GiB", "--no-live")
+    example = out[: out.index("what differs")].rstrip()
+    block = "\n".join(f"    {line}".rstrip() for line in example.split("\n"))
+    docs = (FIXTURES.parent / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert block in docs
+    _, out, _ = run(*files, "--no-live")
+    table = out[out.index("per GPU    ") : out.index("  budget rule: ")].rstrip()
+    readme = (FIXTURES.parent / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(f"    {line}".rstrip() for line in table.split("\n")) in readme
