@@ -338,9 +338,9 @@ def _rank(server: Server) -> Rank:
             "the log shows no KV pool of this server (no line 'GPU KV cache size', 'Available KV cache memory' or '# GPU "
             "blocks'): it ends before, or it failed before its pool"
         )
-    # All ranks have as many blocks as the one with the fewest bytes.
+    # All ranks have as many blocks as the one with the fewest bytes; ranks whose bytes no line prints come last.
     sizes = {id(r): sum(e.bytes for e in r.entries if e.account == "kv_cache/pool") for r in found}
-    return min(found, key=lambda r: (r.capacity.kv_tokens or 0, sizes[id(r)]))
+    return min(found, key=lambda r: (r.capacity.kv_tokens or 0, not sizes[id(r)], sizes[id(r)]))
 
 
 def _logged(

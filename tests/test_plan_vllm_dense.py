@@ -98,6 +98,20 @@ def test_what_follows_from_the_layers_is_refused(setting):
         plan(logged("vllm-0.10.2-actual-usage"), **setting)
 
 
+def test_the_rank_with_the_fewest_bytes_decides_and_one_without_a_pool_line_does_not():
+    server = logged("vllm-0.10.2-actual-usage")
+    (rank,) = server.ranks
+    silent = msgspec.structs.replace(rank, entries=())
+    larger = msgspec.structs.replace(
+        rank,
+        entries=tuple(
+            msgspec.structs.replace(e, bytes=e.bytes + GIB) if e.account == "kv_cache/pool" else e for e in rank.entries
+        ),
+    )
+    several = msgspec.structs.replace(server, ranks=(silent, larger, rank))
+    assert plan(several, context_length=4096).before.under("kv_cache") == 9_832_039_134
+
+
 def test_state_settings_are_named_not_ignored():
     found = plan(logged("vllm-0.10.2-actual-usage"), state_dtype="bfloat16", context_length=4096)
     assert any(
