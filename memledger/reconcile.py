@@ -263,7 +263,10 @@ def _lined_up(
                 ranks[item.rank] = changed
                 row = parts
                 used = item.driver.used_bytes if item.driver is not None else None
-                if used is not None:
+                missing = _incomplete(rank)
+                if missing is not None and parts:
+                    notes.append(f"what it holds beyond the ledger is not told apart: {missing}")
+                elif used is not None and parts:
                     growth = Amount(used, _rounding(sample)) - total(
                         [Amount(r.bytes or 0, r.tolerance_bytes) for r in parts]
                     )
@@ -351,7 +354,7 @@ def _with_live(
         unified_memory=bool(device.unified_memory),
     )
     used = item.driver.used_bytes if item.driver is not None else None
-    if used is not None:
+    if used is not None and _incomplete(rank) is None:
         explained = sum(r.bytes or 0 for r in parts)
         residual = msgspec.structs.replace(residual, since_start_bytes=used - explained)
     stages = _stages(rank, rows, device.total_bytes, first, device.free_bytes)
@@ -438,6 +441,11 @@ def _still_open(rank: Rank, device: Device, item: Placed) -> str | None:
         return "none of the driver's processes is known to be this rank's"
     if item.driver.used_bytes is None:
         return item.driver.missing.get("used_bytes") or "the driver gives no figure for this process"
+    return _incomplete(rank)
+
+
+def _incomplete(rank: Rank) -> str | None:
+    """What the ledger itself lacks beside what a live reading supplies: then what remains of a process is no growth."""
     why = rank.residual.reason if rank.residual.verdict == "open" else None
     lead = "not in the log: "
     if why is not None and why.startswith(lead):

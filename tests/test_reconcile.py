@@ -378,3 +378,13 @@ def test_the_scenario_decides_what_is_sampled():
     (device,) = sample("live-sglang-hybrid", text).devices.devices
     assert device.processes[0].used_bytes is None
     assert log_report("live-sglang-hybrid").live is None
+
+
+def test_what_remains_of_an_incomplete_ledger_is_no_growth():
+    """Without the weights, 30 GiB of the process would read as growth."""
+    found = run(log(weights__model=None), machine(gpu(seen(4243, 61.0))))
+    (process,) = found.live.processes
+    assert process.growth_bytes is None
+    assert found.servers[0].ranks[0].residual.since_start_bytes is None
+    assert "ML004" not in [f.code for f in found.servers[0].findings]
+    assert "not told apart: not in the log: the weights" in process.notes[0]

@@ -151,8 +151,8 @@ def _capacity(live: LiveServer, metrics: Metrics | None) -> Capacity:
     requests = as_float(metrics.labels.get("kv_cache_max_concurrency"))
     return Capacity(
         kv_tokens=metrics.kv_tokens,
-        kv_blocks=metrics.kv_blocks,
-        kv_block_tokens=metrics.kv_block_tokens,
+        kv_blocks=metrics.kv_blocks if metrics.kv_block_tokens != 1 else None,
+        kv_block_tokens=metrics.kv_block_tokens if metrics.kv_block_tokens != 1 else None,
         state_slots=metrics.state_slots,
         max_running_requests=as_int(state.get("effective_max_running_requests_per_dp")),
         concurrency=Concurrency(requests=requests),
@@ -187,7 +187,7 @@ def _rank(
             entries.append(found)
     if "cuda_graphs" not in have:
         missing.append("CUDA graphs are not known without the log")
-    reason = "not in the log: " + ", ".join(_absent(entries, arch, engine))
+    reason = "not known without the log: " + ", ".join(_absent(entries, arch, engine))
     residual = Residual(None, None, None, "open", None, reason)
     return msgspec.structs.replace(rank, entries=tuple(entries), residual=residual), missing
 

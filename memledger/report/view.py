@@ -768,6 +768,8 @@ def _residual_note(rank: Rank) -> str:
     stage = worst_stage(rank)
     residual = rank.residual
     if residual.verdict == "open":
+        if is_live(rank):
+            return "held by what is not known" if (residual.bytes or 0) > (residual.tolerance_bytes or 0) else ""
         return (
             "free, or held by what the log does not name"
             if (residual.bytes or 0) > (residual.tolerance_bytes or 0)
@@ -949,7 +951,10 @@ def process_words(process: LiveProcess) -> str:
     text += f": {n.gib(process.used_bytes)} GiB"
     names = {"ledger": "ledger", "cuda_context": "context", "in_use_at_start": "before the first reading"}
     parts = [f"{names.get(r.account, r.account)} {n.gib(r.bytes or 0)}" for r in process.rows]
-    if parts and process.growth_bytes is not None:
+    if parts and process.growth_bytes is None:
+        rest = process.used_bytes - sum(r.bytes or 0 for r in process.rows)
+        text += f" = {' + '.join(parts)} + {n.gib(rest)} of the rest"
+    elif parts and process.growth_bytes is not None:
         grown = f"{n.signed_gib(process.growth_bytes)} {n.tolerance(process.growth_tolerance_bytes or 0)}".strip()
         text += f" = {' + '.join(parts)}, {grown} since the start"
         if process.expected_bytes:
