@@ -17,13 +17,13 @@ MOST_EVIDENCE: Final = 8
 
 _KINDS: Final[dict[str, str]] = {
     "oom": "cuda_oom",
-    "oom_old": "cuda_oom",
     "oom_rejected": "cuda_oom",
     "cuda_error_oom": "cuda_oom",
     "library_alloc_failed": "cuda_oom",
     "nccl_alloc_failed": "cuda_oom",
     "nvml_hides_oom": "cuda_oom",
     "host_alloc_failed": "host_memory",
+    "shm_failed": "host_memory",
     "host_failed": "host_memory",
     "host_short": "host_memory_short",
     "state_no_memory": "state_pool_too_small",

@@ -12,7 +12,6 @@ from memledger.units import GIB, Amount
 
 _KINDS: Final = {
     "oom": "cuda_oom",
-    "oom_old": "cuda_oom",
     "oom_rejected": "cuda_oom",
     "nvml_hides_oom": "cuda_oom",
     "cuda_error_oom": "cuda_oom",
@@ -22,6 +21,7 @@ _KINDS: Final = {
     "library_alloc_failed": "library",
     "nccl_alloc_failed": "communication",
     "host_alloc_failed": "host_memory",
+    "shm_failed": "host_memory",
     "host_memory_too_small": "host_memory",
     "killed_process": "host_memory",
     "oom_kill": "host_memory",

@@ -620,7 +620,7 @@ class Start:
             facts = self._see_rank(event)
             if facts is not None:
                 facts.latest[event.id] = event
-        elif event.id in {"oom", "oom_old", "load_oom"} and (size := event.amount("total")) is not None:
+        elif event.id in {"oom", "load_oom"} and (size := event.amount("total")) is not None:
             number, gpu = event.prefix.ranks.get("rank"), event.count("gpu")
             self._failed_totals.append(FailedAllocation(key, number, size, gpu, event.evidence))
             del self._failed_totals[MOST_FAILURES:]
