@@ -88,10 +88,23 @@ def test_contexts_of_the_launcher_and_of_neighbours():
         row("server_processes", 2.62, pid=90, role="launcher"),
         *(row("server_processes", 2.09, pid=101 + i, role="scheduler") for i in range(3)),
     )
-    found = one("ML003", live(gpu(*extra), processes=(process(),)))
+    neighbours = [
+        process(pid=101 + i, label=f"TP{i + 1}", rank=i + 1, gpu_index=i + 1, matched="pid") for i in range(3)
+    ]
+    own = process(pid=100, matched="pid")
+    found = one("ML003", live(gpu(*extra), processes=(own, *neighbours)))
     assert found.bytes == size(2.62) + 3 * size(2.09)
     assert "4 processes of this server that compute elsewhere" in found.text
-    assert one("ML003", live(gpu(extra[0]), processes=(process(),))) is None
+    assert one("ML003", live(gpu(extra[0]), processes=(own,))) is None
+    # A scheduler that could not be told to be a rank may hold its whole ledger here.
+    lost = process(pid=0, label="TP1", rank=1)
+    assert (
+        one(
+            "ML003",
+            live(gpu(extra[0], row("server_processes", 58.0, pid=101, role="scheduler")), processes=(own, lost)),
+        )
+        is None
+    )
     # Where no process could be told to be a rank, the rank's own memory must not be called a context.
     assert one("ML003", live(gpu(*extra[1:]), processes=())) is None
 

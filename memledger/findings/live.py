@@ -21,6 +21,7 @@ THIN: Final = 0.02
 FULL: Final = 0.9
 LEAST_LOST: Final = 64 * MIB
 MOST_NAMED: Final = 3
+_MAY_BE_RANKS: Final = frozenset({"worker", "scheduler", "engine", "other"})
 
 
 def other_processes(_: Server, context: Context = NO_CONTEXT) -> Finding | None:
@@ -59,13 +60,21 @@ def left_behind(_: Server, context: Context = NO_CONTEXT) -> Finding | None:
 
 def contexts_elsewhere(_: Server, context: Context = NO_CONTEXT) -> Finding | None:
     """ML003: the launcher, or ranks of other GPUs, hold a CUDA context here as well."""
-    found = _worst(context, lambda row: row.account == "server_processes" and "rank" not in row.detail)
     live = context.live
-    if (
-        found is None
-        or live is None
-        or not any(p.rank is not None and p.used_bytes is not None for p in live.processes)
-    ):
+    ranks = [p for p in live.processes if p.rank is not None] if live is not None else []
+    placed = {p.pid for p in ranks if p.matched is not None}
+    if not placed:
+        return None
+
+    def computes_elsewhere(row: LiveRow) -> bool:
+        # A worker that could not be told to be a rank may hold its own ledger here.
+        known = (
+            row.detail.get("pid") in placed or row.detail.get("role") not in _MAY_BE_RANKS or len(placed) == len(ranks)
+        )
+        return row.account == "server_processes" and "rank" not in row.detail and known
+
+    found = _worst(context, computes_elsewhere)
+    if found is None:
         return None
     gpu, rows, size = found
     who = "process" if len(rows) == 1 else "processes"

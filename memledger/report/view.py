@@ -270,7 +270,7 @@ def build(report: Report, index: int, options: Options) -> View:
         cause=causes(spoken, several=len(server.ranks) > 1),
         tables=tuple(tables),
         more_ranks=tuple(_one_line(group) for group in rest),
-        facts=tuple(_facts(spoken, report, options)),
+        facts=tuple(_facts(spoken, report, options, live=_is_about(report, index))),
         evidence=tuple(_evidence(spoken)) if options.evidence else (),
     )
 
@@ -879,12 +879,16 @@ _LIVE_LABELS: Final = {
 }
 
 
+def _is_about(report: Report, index: int) -> bool:
+    """Whether the machine's facts stand with this start: the one that is lined up, else the last."""
+    live = report.live
+    return live is not None and index == (live.server if live.server is not None else len(report.servers) - 1)
+
+
 def live_tables(report: Report, index: int) -> list[Table]:
     """The devices as they are now, where they are not in the ranks' tables already."""
     live = report.live
-    if live is None or (live.server is not None and live.server != index):
-        return []
-    if live.server is None and index != len(report.servers) - 1:
+    if live is None or not _is_about(report, index):
         return []
     shown = {(r.gpu.uuid, r.gpu.index) for r in report.servers[index].ranks if is_live(r)}
     rest = [g for g in live.gpus if (g.uuid, g.index) not in shown]
@@ -1099,13 +1103,14 @@ def detail_note(detail: dict[str, Any]) -> str:
 # --------------------------------------------------------------------------------------------------------------- facts
 
 
-def _facts(server: Server, report: Report, options: Options) -> list[Fact]:
+def _facts(server: Server, report: Report, options: Options, *, live: bool) -> list[Fact]:
     facts = [Fact("also", f.text, f.code) for f in _other_findings(server, options)]
     facts += [Fact("budget", text) for text in budget_words(server)]
     facts += [Fact("capacity", text) for text in capacity_words(server)]
     if server.span or server.usage.seen:
         facts.append(Fact("used", usage_words(server)))
-    facts += live_facts(report, server)
+    if live:
+        facts += live_facts(report, server)
     facts += [Fact("failed", text) for text in failure_lines(server, report)]
     facts += [Fact("note", clean(text, 300)) for text in server.notes]
     seen = {span.input for span in server.span}
