@@ -350,8 +350,6 @@ def _notes(measured: Measured) -> tuple[str, ...]:
         )
     if (config.get("dcp_size") or 1) > 1:
         found.append(f"tokens of {config['dcp_size']} GPUs that share each request's KV: bytes per token are one GPU's")
-    if side.pool.basis == "modelled":
-        found.append("the pool's bytes are the printed tokens times the model's bytes per token")
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from memledger.compare import differences, hybrid, many, meaning, waterfall
 from memledger.compare.meaning import Measured, per_token
 from memledger.compare.side import Side, choose_rank, side_of, whole_pools
 from memledger.compare.values import Capacity, Comparison, Meaning, Pair, Step, Subject, Sweep
-from memledger.compare.words import STEP_CAUSES
+from memledger.compare.words import STEP_CAUSES, STEP_LABELS
 from memledger.ledger import Rank, Server
 from memledger.units import GIB
 
@@ -126,6 +126,8 @@ def _notes(a: Side, b: Side) -> tuple[str, ...]:
             found.append(
                 f"{label}: its {len(one.server.ranks)} ranks differ; shown is the one with the smallest pool, {one.rank.label}"
             )
+        if (why := _failure(one)) is not None:
+            found.append(f"{label}: {why}")
         if one.rank.gpu.unified_memory:
             found.append(f"{label}: unified memory: page cache and other programs move its readings")
         residual = one.rank.residual
@@ -142,7 +144,8 @@ def _notes(a: Side, b: Side) -> tuple[str, ...]:
 def _cause(a: Measured, b: Measured, meanings: tuple[Meaning, Meaning], fall: waterfall.Waterfall) -> tuple[str, ...]:
     sentences = [_headline(meanings, _each(a, b))]
     if fall.reason is not None:
-        return (sentences[0], fall.reason[0].upper() + fall.reason[1:] + ".")
+        told = [f"{label}: {why}" for label, one in (("A", a), ("B", b)) if (why := _failure(one.side)) is not None]
+        return (sentences[0], *told, *_known(a.side, b.side), fall.reason[0].upper() + fall.reason[1:] + ".")
     if all(not step.bytes and not step.kv_tokens for step in fall.steps):
         return (*sentences, "Nothing that decides the KV pool differs.")
     if (counted := _counting(a, b, meanings, fall)) is not None:
@@ -161,6 +164,32 @@ def _cause(a: Measured, b: Measured, meanings: tuple[Meaning, Meaning], fall: wa
             f"Bytes per token come out as {first} and {second} where the model gives {gives}: {n.percent(off, 1)} stays unexplained."
         )
     return tuple(sentences)
+
+
+def _failure(one: Side) -> str | None:
+    """Why a server did not come up, in a sentence; None where it did."""
+    if one.server.state != "failed":
+        return None
+    from memledger.findings.failures import failure_summary
+
+    found = failure_summary(one.server)
+    return found.text if found is not None else "it failed; its log does not say why."
+
+
+def _known(a: Side, b: Side) -> tuple[str, ...]:
+    """What both sides tell of the budget and of what is in it, where a pool is not known."""
+    if a.budget is None or b.budget is None:
+        return ()
+    said = [f"budget {_gib(a.budget.bytes)} against {_gib(b.budget.bytes)} GiB"]
+    left = [a.budget, b.budget]
+    for name, part in a.parts.items():
+        first, second = part.amount, b.parts[name].amount
+        if first is None or second is None or not (first.bytes or second.bytes):
+            continue
+        said.append(f"{STEP_LABELS[name]} {_gib(first.bytes)} against {_gib(second.bytes)} GiB")
+        left = [left[0] - first, left[1] - second]
+    rest = f"that leaves {_gib(left[0].bytes)} against {_gib(left[1].bytes)} GiB for the pool" if len(said) > 1 else ""
+    return ("; ".join(filter(None, [f"Both logs tell: {', '.join(said)}", rest])) + ".",)
 
 
 def _each(a: Measured, b: Measured) -> str:
