@@ -1,6 +1,7 @@
 """What inputs say about a failure: every recognised format with its figures, wrapped, cut and repeated."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -640,6 +641,46 @@ def test_a_bounded_number_is_kept_and_the_rest_counted():
     assert len(found.found) == MOST_FIRST + MOST_LAST
     assert found.left_out == {"torch_oom": 300}
     assert found.found[-1].line == count
+
+
+def test_a_flood_of_one_kind_pushes_nothing_else_out():
+    flood = "".join(
+        f"[rank1]:[W906 07:46:05.0 A.cpp:1] memory allocation failed with OOM on device 1 while trying to allocate {n} bytes (free: 1, total: 2).\n"
+        for n in range(1000)
+    )
+    found = symptoms(flood + "      Exit Code:    137\n" + flood)
+    assert len(found.of("container_exit")) == 1
+    assert len(found.of("allocator_retry")) == MOST_FIRST + MOST_LAST
+
+
+SAMPLES = [sample.line for rule in RULES.rules for sample in rule.sample if rule.kind in {"failure", "marker"}]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(SAMPLES), st.text(max_size=40)), max_size=30))
+def test_any_mix_of_lines_is_read(lines):
+    found = symptoms("\n".join(lines))
+    for symptom in found.found:
+        assert symptom.role == KINDS[symptom.kind]
+        assert 1 <= symptom.line <= symptom.line + symptom.repeats
+        assert symptom.evidence[0].line == symptom.line
+        json.dumps(symptom.numbers)
+
+
+def inside_a_figure(line, at):
+    return re.search(r"\d[\d.]*[A-Za-z]?$", line[:at]) is not None and re.match(r"[\w.]\w?", line[at:]) is not None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(SAMPLES), st.floats(0, 1))
+def test_no_formats_figures_change_where_its_line_is_cut(line, share):
+    # Where a line that ends with a number is cut inside it, nobody can tell: such cuts are left out.
+    at = int(len(line) * share)
+    whole = {s.rule: s.numbers for s in symptoms(line).found}
+    for symptom in symptoms(line[:at]).found:
+        if symptom.rule in whole and not inside_a_figure(line, at):
+            numbers = {n: v for n, v in symptom.numbers.items() if n not in {"other_processes", "process_bytes"}}
+            assert numbers.items() <= whole[symptom.rule].items()
 
 
 def test_symptoms_are_asked_for_while_reading():

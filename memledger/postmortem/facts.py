@@ -97,9 +97,9 @@ NCCL; `communication` NVSHMEM and DeepEP. `torch_limit` was refused by a limit o
 `cgroup_oom` the limit of a container, pod or job. `exception` is the end of any other traceback.
 """
 
-MOST_FIRST: Final = 200
-MOST_LAST: Final = 200
-"""Symptoms of one role that are kept: the first and the last so many."""
+MOST_FIRST: Final = 100
+MOST_LAST: Final = 100
+"""Symptoms of one kind that are kept: the first and the last so many."""
 MOST_TASKS: Final = 16
 """Rows of one task table of the kernel that are kept: the largest."""
 MOST_FRAMES: Final = 80
@@ -650,7 +650,7 @@ def _other_processes(event: Event) -> list[dict[str, int | None]]:
 
 
 class _Kept:
-    """The first and the last symptoms of one role, and how many of which kind were dropped between them."""
+    """The first and the last symptoms of one kind; those between them are counted."""
 
     def __init__(self) -> None:
         self.first: list[_Draft] = []
@@ -677,7 +677,7 @@ class SymptomLog:
     """Collects symptoms from events in order (all events of all inputs, one input after the other)."""
 
     def __init__(self) -> None:
-        self._kept: dict[Role, _Kept] = {}
+        self._kept: dict[str, _Kept] = {}
         self._left_out: dict[str, int] = {}
         self._recent: deque[_Draft] = deque(maxlen=MOST_CANDIDATES)
         self._order = 0
@@ -763,7 +763,7 @@ class SymptomLog:
 
     def _keep(self, draft: _Draft) -> None:
         self._recent.append(draft)
-        self._kept.setdefault(draft.role, _Kept()).add(draft, self._left_out)
+        self._kept.setdefault(draft.kind, _Kept()).add(draft, self._left_out)
 
     def _own(self, draft: _Draft) -> None:
         """An exception without a prefix is the rank's whose record it ends."""
@@ -877,7 +877,7 @@ class SymptomLog:
         if len(self._table) > MOST_TASKS:
             self._table = self._largest()
         for draft in self._table:
-            self._kept.setdefault(draft.role, _Kept()).add(draft, self._left_out)
+            self._kept.setdefault(draft.kind, _Kept()).add(draft, self._left_out)
         self._table = []
 
 
