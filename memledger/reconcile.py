@@ -37,6 +37,7 @@ from memledger.ledger import (
 from memledger.live import logcheck
 from memledger.live.placement import Placed, host_pids_seen, own_processes, place, without_prefix
 from memledger.live.sample import Device, GpuProcess, LiveServer, Metrics, Process, Sample
+from memledger.sanitize import clean
 from memledger.units import MIB, Amount, total
 
 CONTEXT: Final = Amount(450 * MIB, 160 * MIB)
@@ -198,11 +199,11 @@ def _whose(seen: GpuProcess, process: Process | None, mine: Placed | None) -> di
     detail: dict[str, Any] = {"pid": seen.pid, "kind": seen.kind}
     for name in ("user", "command", "started_at", "orphan"):
         if (value := getattr(seen, name)) is not None:
-            detail[name] = value
+            detail[name] = clean(value) if isinstance(value, str) else value
     if process is not None:
         detail["role"] = process.role
         if process.title and "command" not in detail:
-            detail["command"] = process.title
+            detail["command"] = clean(process.title)
     if mine is not None and mine.rank is not None:
         detail["rank"] = mine.rank
         detail["matched"] = mine.matched

@@ -98,6 +98,22 @@ def test_what_is_no_snapshot_of_ours_is_refused(change, said, tmp_path):
         snapshot.read(str(file))
 
 
+def test_somebody_elses_snapshot_prints_no_escapes(tmp_path):
+    document = json.loads(snapshot.encode(taken("live-vllm-tp2")))
+    device = document["sample"]["devices"]["devices"][1]
+    device["name"] = "card\x1b[2J"
+    device["processes"][1]["command"] = "evil\x1b]0;x\x07\u202e"
+    document["report"]["servers"][0]["findings"][0]["text"] = "\x1b[31mred"
+    document["report"]["servers"][0]["notes"] = ["\x1b[31mred"]
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps(document))
+    for text in shown(snapshot.read(str(file))):
+        plain = text.decode() if isinstance(text, bytes) else text
+        assert "\x1b" not in plain
+        assert "\\u001b" not in plain
+        assert "\u202e" not in plain
+
+
 def test_later_fields_are_passed_over(tmp_path):
     document = json.loads(snapshot.encode(taken(CASES[0])))
     document["sample"]["something_new"] = 1

@@ -43,10 +43,12 @@ def left_behind(_: Server, context: Context = NO_CONTEXT) -> Finding | None:
     found = _worst(context, lambda row: bool(row.detail.get("orphan")), least=0)
     if found is not None:
         gpu, rows, size = found
-        pids = " ".join(str(row.detail["pid"]) for row in rows[:MOST_NAMED])
+        pids = " ".join(
+            str(pid) for row in rows[:MOST_NAMED] if isinstance(pid := row.detail.get("pid"), int) and pid > 1
+        )
         text = (
             f"{n.gib_about(size)} on {gpu_name(gpu)} is held by workers of a server that is gone: {_named(rows)}. "
-            f"Nothing will end them: `kill {pids}` frees it."
+            + (f"Nothing will end them: `kill {pids}` frees it." if pids else "Nothing will end them.")
         )
         return Finding("ML002", "workers of a dead server", "warning", size, text)
     live = context.live

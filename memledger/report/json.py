@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from memledger.ledger import Rank, Report, Server
+from memledger.ledger import Live, Rank, Report, Server
 from memledger.sanitize import clean
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
@@ -24,7 +24,11 @@ def encode(report: Report) -> bytes:
         for s in report.sources
     )
     safe = msgspec.structs.replace(
-        report, inputs=inputs, sources=sources, servers=tuple(_safe(s) for s in report.servers)
+        report,
+        inputs=inputs,
+        sources=sources,
+        servers=tuple(_safe(s) for s in report.servers),
+        live=_safe_live(report.live) if report.live is not None else None,
     )
     return msgspec.json.format(msgspec.json.encode(safe), indent=1) + b"\n"
 
@@ -60,9 +64,28 @@ def _safe(server: Server) -> Server:
     )
 
 
+def _safe_live(live: Live) -> Live:
+    """Whatever a snapshot holds: it may be somebody else's file."""
+    return msgspec.convert(_cleaned(msgspec.to_builtins(live)), Live)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(_text(value), 2000)
+    if isinstance(value, dict):
+        return {key: _cleaned(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_cleaned(item) for item in value]
+    return value
+
+
 def _safe_rank(rank: Rank) -> Rank:
     gpu = msgspec.structs.replace(rank.gpu, name=_clean(rank.gpu.name), uuid=_clean(rank.gpu.uuid))
-    return msgspec.structs.replace(rank, gpu=gpu, host=_clean(rank.host))
+    entries = tuple(
+        msgspec.structs.replace(e, detail=_cleaned(e.detail)) if e.account == "other_processes" else e
+        for e in rank.entries
+    )
+    return msgspec.structs.replace(rank, gpu=gpu, host=_clean(rank.host), entries=entries)
 
 
 def _text(name: str) -> str:
