@@ -414,8 +414,9 @@ def test_a_message_cut_anywhere_says_nothing_wrong(message, share, after):
 
 
 def test_all_that_is_whole_is_read():
-    found = only(OOM[: OOM.index("PyTorch, with")])
-    assert set(found.amounts) == {"requested_bytes", "total_bytes", "free_bytes", "process_bytes"}
+    found = only(OOM[: OOM.index("located by PyTorch")])
+    assert set(found.amounts) == {"requested_bytes", "total_bytes", "free_bytes", "process_bytes", "torch_allocated_bytes"}
+    assert only(OOM[: OOM.index("acity of")]).numbers == {"requested_bytes": 786 * MIB, "gpu_index": 1}
 
 
 WRAPPED = [
