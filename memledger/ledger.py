@@ -393,7 +393,8 @@ class LiveProcess(msgspec.Struct, frozen=True):
     """One process of the server on one device: used = ledger + CUDA context + growth since the start.
 
     `rank` is the place in `ranks`; `matched` how the driver's process was told to be this one (`pid`, `size`, `title`).
-    `growth_bytes` is signed, `expected_bytes` what the log leaves room for (a profiled peak), where it says it.
+    `growth_bytes` is signed, `expected_bytes` what the log leaves room for (a profiled peak), where it says it;
+    `resident_bytes` is its host memory.
     """
 
     pid: int
@@ -408,6 +409,7 @@ class LiveProcess(msgspec.Struct, frozen=True):
     growth_bytes: int | None = None
     growth_tolerance_bytes: int | None = None
     expected_bytes: int | None = None
+    resident_bytes: int | None = None
     zombie: bool = False
     notes: tuple[str, ...] = ()
 

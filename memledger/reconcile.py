@@ -94,12 +94,16 @@ def reconcile(
         container=server.container if server is not None else None,
         driver_version=sample.devices.driver_version if sample.devices is not None else None,
         log=check,
-        gpus=_gpus(sample, placed, own_processes(found, server, sample), server),
+        gpus=_gpus(sample, placed, own_processes(found, server, sample), on_cpu=_on_cpu(found)),
         processes=processes,
         usage=_usage(server.metrics if server is not None else None),
         notes=_notes(sample, server, placed),
     )
     return msgspec.structs.replace(report, servers=tuple(servers), sources=_sources(report, sample), live=live)
+
+
+def _on_cpu(server: Server | None) -> bool:
+    return server is not None and bool(server.ranks) and all(r.gpu.kind == "cpu" for r in server.ranks)
 
 
 def _checked(servers: Sequence[Server], live: LiveServer, *, own_log: bool) -> LogCheck | None:
@@ -142,11 +146,9 @@ def _rounding(sample: Sample) -> int:
     return SMI_ROUNDING if sample.devices is not None and sample.devices.source.name == "smi" else 0
 
 
-def _gpus(
-    sample: Sample, placed: Sequence[Placed], own: Sequence[Process], server: LiveServer | None
-) -> tuple[LiveGpu, ...]:
+def _gpus(sample: Sample, placed: Sequence[Placed], own: Sequence[Process], *, on_cpu: bool) -> tuple[LiveGpu, ...]:
     """The devices that the server uses, or all where none is known to be its own."""
-    if sample.devices is None:
+    if sample.devices is None or (on_cpu and all(p.device is None for p in placed)):
         return ()
     devices = sample.devices.devices
     used = {p.device for p in placed if p.device is not None}
@@ -286,6 +288,7 @@ def _lined_up(
                 growth_bytes=growth.bytes if growth is not None else None,
                 growth_tolerance_bytes=growth.tolerance if growth is not None else None,
                 expected_bytes=expected,
+                resident_bytes=item.process.resident_bytes if item.process is not None else None,
                 zombie=item.process.zombie if item.process is not None else False,
                 notes=tuple(notes),
             )

@@ -388,3 +388,15 @@ def test_what_remains_of_an_incomplete_ledger_is_no_growth():
     assert found.servers[0].ranks[0].residual.since_start_bytes is None
     assert "ML004" not in [f.code for f in found.servers[0].findings]
     assert "not told apart: not in the log: the weights" in process.notes[0]
+
+
+def test_a_server_on_the_cpu_has_no_device_and_says_what_it_holds_of_the_host():
+    source = log()
+    rank = msgspec.structs.replace(source.ranks[0], gpu=Gpu(kind="cpu"))
+    live = server(Process(4210, role="launcher"), scheduler(resident_bytes=size(1.5)))
+    found = run(msgspec.structs.replace(source, ranks=(rank,)), machine(gpu(seen(77, 1.0)), live=live))
+    (process,) = found.live.processes
+    assert (process.gpu_index, process.resident_bytes) == (None, size(1.5))
+    assert found.live.gpus == ()
+    assert "1.50 GiB of host memory" in render(found)
+    assert rows(found.servers[0].ranks[0])["free"].basis == "logged"

@@ -198,6 +198,8 @@ def _placed(
     places = holding.get(process.pid, []) if process is not None else []
     if places:
         return Placed(at, process, places[0][0], places[0][1], "pid")
+    if rank.gpu.kind == "cpu":
+        return Placed(at, process)
     device, notes = _device_of(at, rank, process, devices, visible, count)
     if device is None:
         return Placed(at, process, None, None, None, notes)

@@ -950,6 +950,8 @@ def process_words(process: LiveProcess) -> str:
     text = f"{who}pid {process.pid}{role}{where}"
     if process.zombie:
         return text + ": a zombie, it has ended"
+    if process.used_bytes is None and process.gpu_index is None and not process.notes and process.resident_bytes:
+        return text + f": {n.gib(process.resident_bytes)} GiB of host memory"
     if process.used_bytes is None:
         return text + ": no figure of this process" + (f" ({'; '.join(process.notes)})" if process.notes else "")
     text += f": {n.gib(process.used_bytes)} GiB"
