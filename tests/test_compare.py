@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_reports import at, gib, hybrid
+from sample_reports import at, gib, hybrid, rank
 
 from memledger import modelled, pipeline
 from memledger.compare import differences, expect, meaning, values
@@ -525,3 +525,38 @@ def test_per_byte_is_exact():
 def test_a_report_type_reads_back_what_explain_writes():
     report = report_of(FIXTURES / "compare-engines" / "b.log")
     assert msgspec.json.decode(encode(report), type=Report).servers[0].framework == "vllm"
+
+
+def sglang_with_draft(order, draft=2.0, pool=30.0):
+    stages = {"weights": 70.0, "pools": 40.0, "draft_weights": 38.0, "graphs": 37.0}
+    entries = (
+        entry("weights/model", gib(10.0), "logged", stage="weights"),
+        entry("kv_cache/k", gib(pool / 2), "logged", stage="pools"),
+        entry("kv_cache/v", gib(pool / 2), "logged", stage="pools"),
+        entry("weights/draft", gib(draft), "logged", stage="draft_weights"),
+        entry("cuda_graphs/decode", gib(1.0), "logged", stage="graphs"),
+        entry("free", gib(37.0), "logged", stage="final"),
+    )
+    readings = [(name, stages[name]) for name in order]
+    one = rank(80.0, readings, entries, capacity=Capacity(kv_tokens=1000))
+    budget = Budget(gib(40.0).bytes, gib(40.0).bytes, "a rule")
+    return Server("sglang", ranks=(msgspec.structs.replace(one, budget=budget),))
+
+
+def test_a_draft_loaded_after_the_pools_took_nothing_from_them():
+    late = sglang_with_draft(["weights", "pools", "draft_weights", "graphs"])
+    assert side_of(late, late.ranks[0]).parts["draft"].amount == Amount(0)
+    early = sglang_with_draft(["weights", "draft_weights", "pools", "graphs"])
+    assert side_of(early, early.ranks[0]).parts["draft"].amount.bytes == gib(2.0).bytes
+
+
+def test_without_its_fraction_a_closed_ledger_says_what_stayed_outside_the_pools():
+    server = sglang_with_draft(["weights", "pools", "draft_weights", "graphs"])
+    told = server.ranks[0]
+    untold = msgspec.structs.replace(told, budget=Budget())
+    side = side_of(server, untold)
+    assert side.as_read
+    assert side.budget.bytes == gib(40.0).bytes
+    found = compare(of_server(server), of_server(msgspec.structs.replace(server, ranks=(untold,)), "B"))
+    assert found.form == "budget"
+    assert all(s.bytes == 0 for s in found.steps)

@@ -27,7 +27,6 @@ WINDOW: Final = ("kv_cache/swa_k", "kv_cache/swa_v")
 GROUPS: Final = ("weights", "draft", "activations", "cuda_graphs", "recurrent_state", "window_pool", "other")
 """What is taken off the budget before the pool, in the order of the steps."""
 
-_EARLY: Final = ("init", "weights", "draft_weights", "pools", "draft_pools")
 _PLAIN_ALGORITHMS: Final = frozenset({"ngram", "lookahead", "prompt_lookup", "suffix", "uno"})
 """Ways of drafting without a draft model."""
 
@@ -58,6 +57,8 @@ class Side(msgspec.Struct, frozen=True):
     device: Amount | None
     in_use: Amount | None
     given: bool
+    as_read: bool
+    """Whether the budget is not the fraction's but what was left outside the pools at the end, by the ledger's readings."""
     left: Amount | None
     """Budget that did not become pool and is found again in the ledger's later readings."""
     unexplained: Amount | None
@@ -127,6 +128,11 @@ def side_of(server: Server, rank: Rank) -> Side:
     known = residual is not None and budget is not None and pool.amount is not None
     if known and not vllm:
         parts = _tested_draft(parts, entries, budget, pool.amount, unused)
+    as_read = budget is None and not given and not vllm
+    if as_read and residual is not None and pool.amount is not None:
+        budget = _budget_as_read(parts, pool.amount, unused, residual)
+        opening, in_use = _opening_as_read(rank)
+    as_read = as_read and budget is not None
     left, unexplained = _closure(budget, parts, pool.amount, unused, residual)
     return Side(
         server=server,
@@ -140,6 +146,7 @@ def side_of(server: Server, rank: Rank) -> Side:
         device=device,
         in_use=in_use,
         given=given,
+        as_read=as_read,
         left=left,
         unexplained=unexplained,
         graphs_held=_sum(entries, ("cuda_graphs",)),
@@ -170,6 +177,28 @@ def _residual(rank: Rank) -> Amount | None:
     if found.bytes is None or found.verdict == "open":
         return None
     return Amount(found.bytes, found.tolerance_bytes or 0)
+
+
+def _budget_as_read(parts: dict[str, Part], pool: Amount, unused: Amount, residual: Amount) -> Amount | None:
+    """Where the fraction is not in the log: what was free before loading less all that is outside the pools at the end.
+
+    The ledger closes, so that is the sum of what is inside and the residual; the residual stays unexplained.
+    """
+    if any(part.amount is None for part in parts.values()):
+        return None
+    inside = total([part.amount for part in parts.values() if part.amount is not None])
+    return Amount((inside + pool + unused + residual).bytes, residual.tolerance)
+
+
+def _opening_as_read(rank: Rank) -> tuple[Amount | None, Amount | None]:
+    """(what was free before loading, what was in use before that) of a ledger that has an opening balance."""
+    opening = rank.residual.opening_bytes
+    if opening is None:
+        return None, None
+    if rank.residual.base != "device":
+        return Amount(opening, HALF_DIGIT), None
+    taken = _sum(rank.entries, ("in_use_at_start",)) or ZERO
+    return Amount(opening - taken.bytes, HALF_DIGIT), taken
 
 
 def _closure(
@@ -280,7 +309,7 @@ def _sglang_parts(server: Server, rank: Rank, entries: tuple[Entry, ...]) -> dic
     graphs = f"outside the budget; {held.bytes / GIB:.2f} GiB captured" if held is not None else None
     return {
         "weights": msgspec.structs.replace(weights, what="the size of the weights"),
-        "draft": _sglang_draft(server, entries, weights),
+        "draft": _sglang_draft(server, rank, entries, weights),
         "activations": Part(ZERO, note="SGLang keeps room for activations outside the budget"),
         "cuda_graphs": Part(ZERO, note=graphs),
         "recurrent_state": msgspec.structs.replace(state, what="the size of the recurrent state"),
@@ -289,21 +318,24 @@ def _sglang_parts(server: Server, rank: Rank, entries: tuple[Entry, ...]) -> dic
     }
 
 
-def _sglang_draft(server: Server, entries: tuple[Entry, ...], weights: Part) -> Part:
-    """The draft's weights where they were loaded before the pools, and its KV pool."""
-    found = _part(entries, ("weights/draft", "kv_cache/draft"), _is_inside)
+def _sglang_draft(server: Server, rank: Rank, entries: tuple[Entry, ...], weights: Part) -> Part:
+    """The draft's weights where they were loaded before the pools, and its KV pool; releases differ, the readings tell."""
+    early = _before_pools(rank, "draft_weights")
+    found = _part(entries, ("weights/draft", "kv_cache/draft"), lambda e: e.account != "weights/draft" or early)
+    note = None if early else "loaded after the pools: outside the budget"
     if found.amount is not None:
-        return found
+        return msgspec.structs.replace(found, note=note)
     algorithm = str(server.config.get("speculative_algorithm") or "none").lower()
     without = algorithm == "none" or algorithm in _PLAIN_ALGORITHMS
     if without or any(e.account == "weights/draft" for e in entries):
-        note = None if without else "loaded after the pools: outside the budget"
-        return Part(ZERO, note=note)
+        return Part(ZERO, note=None if without else note)
     return Part(None, "unknown", what="the draft's size") if weights.amount is not None else Part(ZERO)
 
 
-def _is_inside(entry: Entry) -> bool:
-    return entry.account != "weights/draft" or stage_base(entry.stage or "") in _EARLY
+def _before_pools(rank: Rank, stage: str) -> bool:
+    """Whether a stage comes before the pools in the readings; in a log without either, it is taken to."""
+    names = [one.name for one in rank.stages]
+    return stage not in names or "pools" not in names or names.index(stage) < names.index("pools")
 
 
 def _tested_draft(
@@ -321,7 +353,9 @@ def _tested_draft(
     rest = budget - total([amount for amount in others if amount is not None]) - pool - unused - draft
     if abs((rest + kv).bytes) >= abs(rest.bytes):
         return parts
+    early = parts["draft"].note is None
     note = f"the draft's KV pool of {kv.bytes / GIB:.2f} GiB came out of the rest, not of the budget"
+    note = note if early else f"{parts['draft'].note}, and so its KV pool of {kv.bytes / GIB:.2f} GiB"
     outside = msgspec.structs.replace(parts["draft"], amount=Amount((draft - kv).bytes, draft.tolerance), note=note)
     return {**parts, "draft": outside}
 

@@ -128,6 +128,9 @@ def _scaled(amount: Amount, factor: Fraction) -> Amount:
 
 
 def _rule(side: Side) -> str:
+    if side.as_read and side.budget is not None and side.opening is not None:
+        kept = (side.opening.bytes - side.budget.bytes) / GIB
+        return f"{side.opening.bytes / GIB:.2f} GiB free before loading, {kept:.2f} of it outside the pools at the end"
     fraction = side.server.config.get("memory_fraction")
     share = f"{fraction:g}" if isinstance(fraction, (int, float)) else "a share"
     base = "free before loading" if side.fraction_of == "free" else "of the device"
@@ -185,10 +188,19 @@ def _left_note(a: Side, b: Side) -> str | None:
     assert a.left is not None and b.left is not None
     if a.left.is_zero() and b.left.is_zero():
         return None
-    return (
-        f"of the budget {a.left.bytes / GIB:.2f} GiB in A and {b.left.bytes / GIB:.2f} GiB in B did not become pool "
-        "(a limit on tokens, a smaller rank, or memory that other parts took)"
-    )
+    said = [
+        f"{label}: {_left(side)}"
+        for label, side in (("A", a), ("B", b))
+        if side.left is not None and not side.left.is_zero()
+    ]
+    return "; ".join(said)
+
+
+def _left(side: Side) -> str:
+    assert side.left is not None
+    if side.left.bytes < 0:
+        return f"{-side.left.bytes / GIB:.2f} GiB more than the budget went into pools and what is beside them"
+    return f"{side.left.bytes / GIB:.2f} GiB of the budget did not become pool (a limit on tokens, a smaller rank, other buffers)"
 
 
 # ---------------------------------------------------------------------------------------------------------- tokens
