@@ -6,6 +6,7 @@ Whatever goes wrong is one sentence in `Endpoint.problem`.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -127,6 +128,7 @@ class _Request:
         self.address = address
         self.ends = time.monotonic() + deadline
         self.late = False
+        self.sock: socket.socket | None = None
         self.connection = _connection(address, deadline)
 
     def get(self, path: str, limit: int) -> tuple[int, http.client.HTTPMessage, bytes]:
@@ -134,21 +136,21 @@ class _Request:
         timer.daemon = True
         timer.start()
         try:
+            self.connection.connect()
+            # Kept here: http.client lets go of it once the answer has begun.
+            self.sock = self.connection.sock
             self.connection.request("GET", path, headers=_headers(self.address))
             answer = self.connection.getresponse()
-            return answer.status, answer.headers, _read(answer, limit)
+            return answer.status, answer.headers, _read(answer, limit, self.ends)
         finally:
             timer.cancel()
             self.connection.close()
 
     def _end(self) -> None:
         self.late = True
-        sock = self.connection.sock
-        if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _connection(address: Address, timeout: float) -> http.client.HTTPConnection:
@@ -170,7 +172,7 @@ def _headers(address: Address) -> dict[str, str]:
     return headers
 
 
-def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
+def _read(answer: http.client.HTTPResponse, limit: int, ends: float) -> bytes:
     length = answer.headers.get("Content-Length", "")
     if length.isdigit() and int(length) > limit:
         raise _AnswerError(_too_long(limit), answer.status)
@@ -180,6 +182,8 @@ def _read(answer: http.client.HTTPResponse, limit: int) -> bytes:
         size += len(block)
         if size > limit:
             raise _AnswerError(_too_long(limit), answer.status)
+        if time.monotonic() > ends:
+            raise TimeoutError
         parts.append(block)
     return b"".join(parts)
 

@@ -28,7 +28,7 @@ CLOCK_SLACK: Final = 2.0
 """Seconds by which start times may be off: psutil derives them from the boot time, which clocks correct."""
 
 _CONTAINER: Final = re.compile(r"(?:^|[/:_-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
-_LXC: Final = re.compile(r"/(?:lxc|lxc\.payload|machine\.slice/machine)[./-]([\w.-]+)")
+_LXC: Final = re.compile(r"/(?:lxc\.payload|lxc|machine\.slice/machine)[./-]([\w.-]+)")
 _UNIT: Final = re.compile(r"/([^/]+\.service)(?=/|$)")
 
 _T = TypeVar("_T")

@@ -158,19 +158,19 @@ def read_command(arguments: Sequence[str]) -> Framework | None:
         return None
     first = PurePosixPath(words[0]).name
     if first in {"vllm", "sglang"}:
-        return first if "serve" in words[1:3] else None  # type: ignore[return-value]
+        return first if words[1:2] == ["serve"] else None  # type: ignore[return-value]
     if not _PYTHON.match(first):
         return None
     module, script, rest = _python_target(words)
     if module is not None:
         if module in _MODULES:
             return _MODULES[module]
-        return _MAIN_MODULES.get(module) if "serve" in rest[:2] else None
+        return _MAIN_MODULES.get(module) if rest[:1] == ["serve"] else None
     if script is None:
         return None
     name = PurePosixPath(script).name
     if name in {"vllm", "sglang"}:
-        return name if "serve" in rest[:2] else None  # type: ignore[return-value]
+        return name if rest[:1] == ["serve"] else None  # type: ignore[return-value]
     return next((framework for pattern, framework in _SCRIPTS if pattern.search(script)), None)
 
 
