@@ -161,6 +161,18 @@ def test_secrets_of_the_command_line_are_not_in_a_snapshot(tmp_path):
         assert "--api-key" in file.read_text()
 
 
+def test_a_log_from_a_pipe_is_read_whole(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", f"open({str(pipe)!r}, 'w').write(open({str(FOLDER / 'demo' / 'server.log')!r}).read())"]
+    )
+    result = memledger("explain", pipe, "--format", "json")
+    writer.wait()
+    (item,) = json.loads(result.stdout)["inputs"]
+    assert item["bytes"] == (FOLDER / "demo" / "server.log").stat().st_size
+
+
 def test_a_snapshot_that_is_cut_off_is_an_input_that_cant_be_read(vllm, tmp_path):
     file = tmp_path / "taken.json"
     memledger("explain", "--pid", vllm.root, "--snapshot", file, scenario=vllm.scenario)

@@ -94,6 +94,8 @@ def test_contexts_of_the_launcher_and_of_neighbours():
     own = process(pid=100, matched="pid")
     found = one("ML003", live(gpu(*extra), processes=(own, *neighbours)))
     assert found.bytes == size(2.62) + 3 * size(2.09)
+    assert found.severity == "warning"
+    assert one("ML003", live(gpu(*extra[:2]), processes=(own,))).severity == "note"
     assert "4 processes of this server that compute elsewhere" in found.text
     assert one("ML003", live(gpu(extra[0]), processes=(own,))) is None
     # A scheduler that could not be told to be a rank may hold its whole ledger here.

@@ -68,11 +68,14 @@ def _check(files: Sequence[str], machine: Machine, asked: Asked, *, follow: bool
 
 
 def _is_snapshot(files: Sequence[str]) -> bool:
-    """Whether the one input is a snapshot; its module is imported only for files that may be one."""
+    """Whether the one input is a snapshot, by its first bytes. A pipe is left alone: what is read of it is gone."""
     if len(files) != 1 or files[0] == "-":
         return False
+    path = Path(files[0])
     try:
-        with Path(files[0]).open("rb") as file:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
             head = file.read(64)
     except (OSError, ValueError):
         return False

@@ -55,7 +55,7 @@ PAGES: Final[tuple[Page, ...]] = (
     Page(
         "ML003",
         "contexts of the server's other processes",
-        "note",
+        "warning from 5 % of the card; else note",
         "The launcher, or ranks of other GPUs, have a CUDA context on this GPU as well: some hundred MiB each, more with libraries.",
         "With --pid: they hold 256 MiB and more together on one GPU.",
         "The driver's process ids are not ours.",

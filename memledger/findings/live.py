@@ -14,6 +14,7 @@ from memledger.units import GIB, MIB
 
 LARGE_SHARE: Final = 0.1
 """Share of the card from which what others hold, or what grew, is a warning."""
+MUCH_ELSEWHERE: Final = 0.05
 GROWTH_SHARE: Final = 0.01
 LEAST_GROWTH: Final = GIB // 2
 THIN: Final = 0.02
@@ -84,7 +85,8 @@ def contexts_elsewhere(_: Server, context: Context = NO_CONTEXT) -> Finding | No
         f"{n.gib_about(size)} on {gpu_name(gpu)} is held by {len(rows)} {who} of this server that compute elsewhere: {_named(rows)}. "
         f"Each has a CUDA context here; {gpu_name(gpu)} has that much less than it could, and the rank with least room sizes all pools."
     )
-    return Finding("ML003", "contexts of the server's other processes", "note", size, text)
+    severity: Severity = "warning" if gpu.total_bytes and size >= MUCH_ELSEWHERE * gpu.total_bytes else "note"
+    return Finding("ML003", "contexts of the server's other processes", severity, size, text)
 
 
 def growth(_: Server, context: Context = NO_CONTEXT) -> Finding | None:
