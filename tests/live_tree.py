@@ -192,11 +192,16 @@ def tree(
     env: dict[str, str] | None = None,
     before: Sequence[str] = (),
     shell: str | None = None,
+    own_ids: bool = True,
     stdout: object = None,
     stderr: object = None,
     **how: object,
 ) -> Iterator[Running]:
-    """A running tree. `start` names the launcher's command line, `before` words in front of it, `shell` a shell line with {command}."""
+    """A running tree.
+
+    `start` names the launcher's command line, `before` words in front of it, `shell` a shell line with {command}; without `own_ids`
+    the processes count themselves in a namespace of their own, and end with the program that was started.
+    """
     import shlex
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -249,7 +254,7 @@ def tree(
             time.sleep(0.02)
         yield Running(program, pids)
     finally:
-        for pid in (*pids.values(), program.pid):
+        for pid in (*(pids.values() if own_ids else ()), program.pid):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         program.wait()
