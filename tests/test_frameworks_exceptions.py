@@ -24,6 +24,11 @@ def event(line):
         ("pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig", "config_error"),
         ("TypeError: f() takes 1 positional argument but 2 were given", "exception"),
         ("triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456", "not_device_memory"),
+        (
+            "RuntimeError: Failed to allocate memory for tmp_v with size 5 and alignment 16 in AlignedAllocator",
+            "workspace",
+        ),
+        ("RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.", "exception"),
     ],
 )
 def test_what_kind_of_failure_an_exception_is(line, kind):

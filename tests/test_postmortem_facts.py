@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from memledger.grammar import load_rules
 from memledger.postmortem.facts import KINDS, MERGE_LINES, MOST_FIRST, MOST_LAST, MOST_TASKS, SymptomLog, read_symptoms
+from memledger.postmortem.wordings import KIND_OF_RULE, PHASE_OF_RULE
 from memledger.scan import Scanner
 from memledger.units import GIB, KIB, MIB
 
@@ -384,12 +385,10 @@ def test_an_ordinary_serving_log_has_no_symptom():
 
 
 def test_every_kind_of_rule_is_known():
-    from memledger.postmortem import facts
-
-    assert set(facts._KIND_OF_RULE.values()) <= set(KINDS)
+    assert set(KIND_OF_RULE.values()) <= set(KINDS)
     ids = {rule.full_id for rule in RULES.rules}
-    assert set(facts._KIND_OF_RULE) <= ids
-    assert set(facts._PHASE_OF_RULE) <= ids
+    assert set(KIND_OF_RULE) <= ids
+    assert set(PHASE_OF_RULE) <= ids
 
 
 # ---------------------------------------------------------------------------------------------------- cut and wrapped
@@ -415,7 +414,13 @@ def test_a_message_cut_anywhere_says_nothing_wrong(message, share, after):
 
 def test_all_that_is_whole_is_read():
     found = only(OOM[: OOM.index("located by PyTorch")])
-    assert set(found.amounts) == {"requested_bytes", "total_bytes", "free_bytes", "process_bytes", "torch_allocated_bytes"}
+    assert set(found.amounts) == {
+        "requested_bytes",
+        "total_bytes",
+        "free_bytes",
+        "process_bytes",
+        "torch_allocated_bytes",
+    }
     assert only(OOM[: OOM.index("acity of")]).numbers == {"requested_bytes": 786 * MIB, "gpu_index": 1}
 
 
@@ -707,3 +712,12 @@ def test_inputs_without_a_server_are_read_as_well(tmp_path):
     assert {s.input for s in found.of("cgroup_oom")} == {0}
     assert {s.input for s in found.of("container_killed")} == {1}
     assert {s.input for s in found.of("torch_oom")} == {2}
+
+
+def test_a_traceback_of_a_request_restarts_no_maxima():
+    usage = "[2026-03-01 10:00:00 TP0] Decode batch, #running-req: {}, #token: 900, token usage: 0.10, cuda graph: True, gen throughput (token/s): 9.31, #queue-req: 0\n"
+    frame = '  File "/opt/app/handler.py", line 12, in handle\n'
+    text = usage.format(5) + frame + usage.format(3) + usage.format(2) + frame
+    told = [e.fields["running"] for e in Scanner(RULES).events([text.encode()], 0) if e.rule.kind == "usage"]
+    # The largest, and the last before something else.
+    assert told == [5, 2]
