@@ -20,7 +20,8 @@ from memledger.ledger import (
 )
 from memledger.live.sample import Device, DeviceSample, GpuProcess, LiveServer, Metrics, Process, Sample
 from memledger.reconcile import reconcile
-from memledger.report.text import render
+from memledger.report.text import Style, render
+from memledger.report.view import Options
 from memledger.units import GIB, MIB, Amount
 
 
@@ -400,3 +401,20 @@ def test_a_server_on_the_cpu_has_no_device_and_says_what_it_holds_of_the_host():
     assert found.live.gpus == ()
     assert "1.50 GiB of host memory" in render(found)
     assert rows(found.servers[0].ranks[0])["free"].basis == "logged"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_no_line_is_wider_than_the_terminal(case, width):
+    found = lined_up(case)
+    text = render(found, None, Style(width=width))
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_rank_alone_shows_its_own_rows():
+    found = lined_up("live-vllm-tp2")
+    text = render(found, Options(rank="TP1"))
+    assert "GPU 0" not in text.split("process")[0]
+    assert "pid 70211" in text
+    with pytest.raises(LookupError):
+        render(found, Options(rank="TP7"))
