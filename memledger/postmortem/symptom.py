@@ -93,7 +93,7 @@ class Symptom(msgspec.Struct, frozen=True):
 
     `kind` is a key of `KINDS`, `role` its value. `rule` is the rule's full id (`any.oom`). `amounts` are sizes by their
     contract name (`requested_bytes`, `total_bytes`, `free_bytes`, `process_bytes`, `torch_allocated_bytes`,
-    `private_pools_bytes`, `reserved_unallocated_bytes`, `user_limit_bytes` ...), `counts` whole and other numbers
+    `private_pools_bytes`, `reserved_unallocated_bytes`, `limit_bytes`: a limit on the process ...), `counts` whole and other numbers
     (`gpu_index`, `pid`, `exit_code`, `memory_fraction` ...), `words` texts (`device`, `name`, `constraint` ...).
     `not_available` names the sizes that stand as "not available" (all ones of the driver). `other_processes` are
     {pid, bytes} (bytes None: not available), our own process taken out. `notes` say in words what was decided in reading.
