@@ -572,7 +572,8 @@ def _title(server: Server, group: Sequence[Rank]) -> tuple[str, tuple[str, ...]]
         remarks.append(f"the {len(group)} ranks are alike")
     any_beyond = any(map(beyond_tolerance, group))
     if any_beyond and max(residuals) - min(residuals) >= 0.005 * GIB:
-        remarks.append(f"unexplained {n.signed_gib(min(residuals))} to {n.signed_gib(max(residuals))} GiB")
+        what = "beyond their entries" if is_live(rank) else "unexplained"
+        remarks.append(f"{what} {n.signed_gib(min(residuals))} to {n.signed_gib(max(residuals))} GiB")
     which = "worst" if any_beyond else "shown"
     return f"{labels}, {which} {rank_name(server, rank)}", (", ".join(remarks),)
 
