@@ -352,3 +352,72 @@ def test_nothing_is_written_and_no_context_is_made(vllm, tmp_path):
     assert not [name for name in made if "Set" in name or "Reset" in name or "Create" in name]
     listed = [n for n in calls.read_text().split() if n.startswith("nvmlDeviceGetComputeRunningProcesses")]
     assert len(listed) <= 4  # pynvml asks twice for one list: how many, then which
+
+
+MIG = """
+[gpu]
+name = NVIDIA H100 80GB HBM3
+total = 81559MiB
+reserved = 479MiB
+used = 74300MiB
+mig = on
+
+[mig]
+uuid = MIG-11111111-2222-3333-4444-555555555555
+gi = 1
+total = 81000MiB
+reserved = 400MiB
+used = 74250MiB
+process = compute {pid} 74236MiB 1 0
+"""
+
+
+def test_an_instance_is_reported_and_never_its_parent(sglang):
+    scenario = MIG.format(pid=sglang.pids["sglang::scheduler"])
+    found = report(memledger("explain", "--pid", sglang.root, "--format", "json", scenario=scenario))
+    (gpu,) = found["live"]["gpus"]
+    assert gpu["uuid"].startswith("MIG-1111")
+    assert gpu["total_bytes"] == 81000 * 2**20
+    assert found["servers"][0]["ranks"][0]["gpu"]["uuid"] == gpu["uuid"]
+
+
+def test_unified_memory_is_the_systems(sglang):
+    pid = sglang.pids["sglang::scheduler"]
+    scenario = f"[gpu]\nname = NVIDIA GB10\nmemory = unsupported\naddressing = ats\nprocess = compute {pid} 1GiB\n"
+    result = memledger("explain", "--pid", sglang.root, "--format", "json", scenario=scenario)
+    (gpu,) = report(result)["live"]["gpus"]
+    assert gpu["memory_call"] == "meminfo"
+    assert gpu["unified_memory"] is True
+    assert gpu["residual"]["verdict"] == "open"
+    assert "page_cache" in {row["account"] for row in gpu["rows"]}
+
+
+def test_a_driver_that_hangs_costs_seconds_and_the_live_rows_only(sglang):
+    scenario = "sleep = nvmlDeviceGetMemoryInfo* 30\n" + sglang.scenario
+    result = memledger("explain", "--pid", sglang.root, scenario=scenario)
+    assert result.returncode == 0
+    assert "weights" in result.stdout
+    assert "nvml  " in result.stdout
+
+
+def test_a_worker_that_died_is_told(tmp_path):
+    children = [{"title": "VLLM::EngineCore", "children": [{"title": "VLLM::Worker", "zombie": True}]}]
+    with live_tree.tree(tmp_path, "vllm serve", ["/models/a"], children) as running:
+        result = memledger("explain", "--pid", running.root, scenario=nvml_fake.ONE_H200)
+    assert "a zombie, it has ended" in " ".join(result.stdout.split())
+    assert "[ML002]" in result.stdout
+
+
+def test_workers_of_a_dead_server_are_named_on_the_gpu_they_hold(sglang, tmp_path):
+    """A vLLM server died on the same card and left its worker behind."""
+    children = [
+        {"title": "VLLM::EngineCore", "outlives": True, "children": [{"title": "VLLM::Worker", "outlives": True}]}
+    ]
+    with live_tree.tree(tmp_path / "dead", "vllm serve", ["/models/b"], children) as dead:
+        dead.program.kill()
+        dead.program.wait()
+        left = dead.pids["VLLM::Worker"]
+        scenario = sglang.scenario.replace("used = 74250MiB", "used = 76250MiB") + f"process = compute {left} 2000MiB\n"
+        result = memledger("explain", "--pid", sglang.root, scenario=scenario)
+    assert "[ML002]" in result.stdout
+    assert f"`kill {left}`" in " ".join(result.stdout.split())
