@@ -5,9 +5,11 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jsonschema
 import live_tree
 import nvml_fake
 import pytest
+from live_cases import FOLDER
 from test_cli_explain_pid import memledger
 
 from memledger.ledger import Source
@@ -37,6 +39,15 @@ def test_the_text_has_a_line_for_each_source_with_its_remedy():
     assert "reboot or reload the module" in " ".join(result.stdout.split())
     assert "-> " in result.stdout
     assert max(map(len, lines)) <= 80
+
+
+def test_the_document_is_valid_against_the_schema_in_docs(update_golden):
+    file = FOLDER.parent / "docs" / "schema" / "doctor.schema.json"
+    if update_golden:
+        file.write_text(doctor.schema_text(), encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == doctor.schema_text(), "pytest --update-golden writes it anew"
+    document = json.loads(memledger("doctor", "--format", "json", scenario=nvml_fake.ONE_H200).stdout)
+    jsonschema.Draft202012Validator(json.loads(file.read_text())).validate(document)
 
 
 def test_a_server_that_hides_its_metrics(tmp_path):

@@ -223,3 +223,15 @@ def _catalogue_cache() -> Check:
 
 NAMES: Final = CheckName.__args__  # type: ignore[attr-defined]
 """The checks, in the order in which they are printed."""
+
+
+def schema_text() -> str:
+    """The JSON Schema of `memledger doctor --format json`, as `docs/schema/doctor.schema.json` holds it."""
+    _, components = msgspec.json.schema_components([DoctorReport], ref_template="#/$defs/{name}")
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "memledger doctor --format json",
+        "$ref": "#/$defs/DoctorReport",
+        "$defs": components,
+    }
+    return msgspec.json.format(msgspec.json.encode(document, order="sorted"), indent=2).decode() + "\n"
