@@ -177,12 +177,13 @@ def _gpu(
         process = own.get(seen.pid) or (mine.process if mine is not None else None)
         account = "server_processes" if process is not None or mine is not None else "other_processes"
         rows.append(LiveRow(account, seen.used_bytes, rounding, "live", _whose(seen, process, mine)))
-    cache = min(device.page_cache_bytes or 0, device.free_bytes or 0) if device.unified_memory else 0
+    free, remark = _free(device)
+    cache = min(device.page_cache_bytes or 0, free or 0) if device.unified_memory else 0
     if cache:
         note = "given back when memory is short"
         rows.append(LiveRow("page_cache", cache, rounding, "live", {"note": note}))
-    if device.free_bytes is not None:
-        rows.append(LiveRow("free", device.free_bytes - cache, rounding, "live"))
+    if free is not None:
+        rows.append(LiveRow("free", free - cache, rounding, "live", {"note": remark} if remark else {}))
     return LiveGpu(
         device.index,
         device.uuid,
@@ -214,9 +215,19 @@ def _whose(seen: GpuProcess, process: Process | None, mine: Placed | None) -> di
     return detail
 
 
+FREE_AND_DRIVER: Final = "with what the driver keeps: nvidia-smi's table does not tell them apart"
+
+
+def _free(device: Device) -> tuple[int | None, str | None]:
+    """Free memory, and what is to be said of it: a table of nvidia-smi tells no more than what is used."""
+    if device.free_bytes is not None or device.total_bytes is None or device.used_bytes is None:
+        return device.free_bytes, None
+    return device.total_bytes - device.used_bytes, FREE_AND_DRIVER
+
+
 def _device_residual(device: Device, rows: Sequence[LiveRow], *, blind: bool) -> Residual:
     """`blind`: a rank is on the device, and none of the driver's processes is known to be its own."""
-    if device.total_bytes is None or device.free_bytes is None:
+    if device.total_bytes is None or _free(device)[0] is None:
         why = (
             device.missing.get("total_bytes") or device.missing.get("free_bytes") or "the device's memory was not told"
         )
@@ -341,14 +352,17 @@ def _with_live(
     parts.append(LiveRow("cuda_context", context.bytes, context.tolerance_bytes, "assumed", dict(context.detail)))
     if before is not None:
         parts.append(LiveRow(before.account, before.bytes, before.tolerance_bytes, before.basis, dict(before.detail)))
-    if device.total_bytes is None or device.free_bytes is None or not own:
+    left, remark = _free(device)
+    if device.total_bytes is None or left is None or not own:
         return msgspec.structs.replace(rank, gpu=gpu), tuple(parts) if own else ()
     driver = (
         [entry("driver_reserved", Amount(device.reserved_bytes, rounding), "live", stage="init")]
         if device.reserved_bytes
         else []
     )
-    free = entry("free", Amount(device.free_bytes, rounding), "live", reading=device.memory_call or "live")
+    free = entry("free", Amount(left, rounding), "live", reading=device.memory_call or "live")
+    if remark is not None:
+        free = msgspec.structs.replace(free, detail={**free.detail, "note": remark})
     rows = [*driver, context, *([before] if before is not None else []), *others, *kept, free]
     residual = close(
         "device",
@@ -361,7 +375,7 @@ def _with_live(
     if used is not None and _incomplete(rank) is None:
         explained = sum(r.bytes or 0 for r in parts)
         residual = msgspec.structs.replace(residual, since_start_bytes=used - explained)
-    stages = _stages(rank, rows, device.total_bytes, first, device.free_bytes)
+    stages = _stages(rank, rows, device.total_bytes, first, left)
     changed = msgspec.structs.replace(rank, gpu=gpu, entries=tuple(rows), stages=stages, residual=residual)
     return changed, tuple(parts)
 
@@ -408,10 +422,14 @@ def _before_start(
 
     None where it is not known, or less than the context's own range leaves open. Processes that came after the server were not there.
     """
-    if first is None or device.total_bytes is None or device.reserved_bytes is None or device.unified_memory:
+    reserved = device.reserved_bytes
+    if reserved is None and device.total_bytes is not None and rank.gpu.total_bytes is not None:
+        # What CUDA calls the total (and the log prints) is the device's without the driver's part.
+        reserved = max(0, device.total_bytes - rank.gpu.total_bytes)
+    if first is None or device.total_bytes is None or reserved is None or device.unified_memory:
         return None
     known = total([e.amount for e in others if not _later(e.detail.get("started_at"), started_at)])
-    taken = Amount(device.total_bytes - device.reserved_bytes) - first - known - CONTEXT
+    taken = Amount(device.total_bytes - reserved) - first - known - CONTEXT
     if taken.bytes <= CONTEXT.tolerance:
         return None
     # The context's range is in both and cancels in the sum: it stays with the context.

@@ -418,3 +418,21 @@ def test_a_rank_alone_shows_its_own_rows():
     assert "pid 70211" in text
     with pytest.raises(LookupError):
         render(found, Options(rank="TP7"))
+
+
+def test_a_table_of_nvidia_smi_tells_what_is_used_and_no_more():
+    """81559 MiB of which 62,500 are used: the driver's part stands with what is free, and the rest still closes."""
+    device = msgspec.structs.replace(
+        gpu(seen(7001, 61.2, command="sglang::scheduler_TP0")),
+        reserved_bytes=None,
+        free_bytes=None,
+        used_bytes=size(61.25),
+    )
+    paste = DeviceSample(Source("smi", "ok"), devices=(device,))
+    found = live_findings.attach(reconcile(report(log(pids=(None,))), Sample("", devices=paste)))
+    free = next(r for r in found.live.gpus[0].rows if r.account == "free")
+    assert free.bytes == size(80.0) - size(61.25)
+    assert "driver keeps" in free.detail["note"]
+    assert found.live.gpus[0].residual.verdict == "closed"
+    assert found.live.gpus[0].residual.bytes == size(61.25) - size(61.2)
+    assert rows(found.servers[0].ranks[0])["free"].bytes == free.bytes
