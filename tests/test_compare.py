@@ -140,7 +140,7 @@ def test_where_both_ledgers_close_the_unexplained_is_within_its_tolerance_and_on
         ("compare-given", "budget_rule", -35.58),
         ("compare-short-logs", "not_in_the_logs", 8.35),
         ("compare-token-rule", "rounding_and_groups", 0.0),
-        ("compare-in-use", "in_use_at_start", -16.16),
+        ("compare-in-use", "free_before_loading", -16.16),
         ("compare-fraction", "budget_rule", -14.13),
         ("compare-graph-estimate", "cuda_graphs", -4.58),
         ("compare-batched-tokens", "activations", -6.64),

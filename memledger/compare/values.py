@@ -17,6 +17,7 @@ Form = Literal["budget", "given", "partial", "none"]
 STEPS: Final = (
     "device_total",
     "in_use_at_start",
+    "free_before_loading",
     "budget_rule",
     "weights",
     "draft",

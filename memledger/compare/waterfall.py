@@ -111,7 +111,7 @@ def _budget_moves(a: Side, b: Side, moves: list[_Move], missing: list[Missing]) 
         and b.opening is not None
     ):
         free = f"{a.opening.bytes / GIB:.2f} against {b.opening.bytes / GIB:.2f} GiB free before loading"
-        terms = [_Move("in_use_at_start", _scaled(b.opening - a.opening, mean), "derived", free)]
+        terms = [_Move("free_before_loading", _scaled(b.opening - a.opening, mean), "derived", free)]
     rest = change.bytes - sum(term.amount.bytes for term in terms)
     moves += [*terms, _Move("budget_rule", Amount(rest, change.tolerance), "derived", note)]
 

@@ -7,6 +7,7 @@ from typing import Final
 STEP_LABELS: Final = {
     "device_total": "device total",
     "in_use_at_start": "in use before",
+    "free_before_loading": "free before load",
     "budget_rule": "budget rule",
     "weights": "weights",
     "draft": "draft model",
@@ -24,6 +25,7 @@ STEP_LABELS: Final = {
 STEP_CAUSES: Final = {
     "device_total": "the device's size",
     "in_use_at_start": "memory in use before the start",
+    "free_before_loading": "memory free before loading (the card, less what was in use)",
     "budget_rule": "the budget (memory fraction and what it is a share of)",
     "weights": "the weights",
     "draft": "the draft model",
