@@ -7,16 +7,18 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from live_tree import SGLANG_TP2, VLLM_DP2, VLLM_ONE, VLLM_TP2, free_port, tree
 
 from memledger.ledger import Source
 from memledger.live import gpus, logplace, process
 from memledger.live.attach import AttachError, attach, find_servers
-from memledger.live.sample import Device, DeviceSample, GpuProcess, Process
+from memledger.live.sample import Device, DeviceSample, GpuProcess, LiveServer, Process
 
 METRICS = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:kv_cache_usage_perc{engine="0"} 0.5\n'
 PAGES = {"/version": {"body": {"version": "0.32.0"}}, "/metrics": {"body": METRICS}}
@@ -179,6 +181,35 @@ def test_64_processes_are_attached_to_in_time(tmp_path):
         took = time.perf_counter() - started
     assert len(server.processes) == 64
     assert took < 1.5
+
+
+def test_a_server_that_vanishes_while_it_is_looked_at_keeps_what_is_known(tmp_path):
+    with tree(tmp_path, "vllm serve", ["/models/m"], VLLM_ONE) as running:
+        scan = process.table()
+    server = next(s for s in find_servers(table=scan) if s.pid == running.root)
+    assert (server.model, len(server.processes)) == ("/models/m", 3)
+    assert f"process {running.root} ended while it was looked at" in server.notes[0]
+    assert server.processes[0].missing["resident_bytes"] == f"process {running.root} ended while it was looked at"
+    assert server.log.path is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as another user")
+def test_another_users_server_is_listed_with_what_is_public(tmp_path):
+    port = free_port()
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[2]); from memledger.live.attach import attach; from memledger.live import process, nvml\n"
+        "import msgspec, http.client, encodings.idna; os.setgid(65534); os.setuid(65534)\n"
+        "sys.stdout.buffer.write(msgspec.json.encode(attach(int(sys.argv[1]))))"
+    )
+    with tree(tmp_path, "vllm serve", ["/models/m", "--port", str(port)], VLLM_ONE, port=port, pages=PAGES) as running:
+        words = [sys.executable, "-c", code, str(running.root), str(Path(__file__).parent.parent)]
+        out = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    server = msgspec.json.decode(out, type=LiveServer)
+    assert (server.model, len(server.processes), server.processes[0].user) == ("/models/m", 3, "root")
+    assert server.missing["visible_devices"] == f"the environment of process {running.root} can't be read"
+    assert "run memledger as that user, or with sudo" in server.log.advice
+    # Its sockets are not readable; the command line's port is its own user's, so that it may be asked.
+    assert (server.port, server.metrics.kv_usage) == (port, 0.5)
 
 
 # ---------------------------------------------------------------------------------------------------------------- GPUs
@@ -386,6 +417,38 @@ def test_the_port_answers_through_any_process(tmp_path):
     assert (server.host, server.port, server.framework_version) == ("127.0.0.1", port, "0.32.0")
     assert (server.metrics.running_requests, server.metrics.kv_usage) == (2, 0.5)
     assert "metrics" not in server.missing
+
+
+def test_a_sglang_servers_answers_fill_what_its_command_line_leaves_out(tmp_path):
+    port = free_port()
+    info = {"model_path": "/models/s", "version": "0.5.23", "page_size": 1, "max_total_num_tokens": 546159, "admin_api_key": "very-secret-2",
+            "internal_states": [{"max_mamba_cache_size": 49, "memory_usage": {"weight": 0.018, "kvcache": 0.521}}]}  # fmt: skip
+    labels = 'engine_type="unified",model_name="/models/s",pp_rank="0",tp_rank="0"'
+    series = {"num_running_reqs": 2, "full_token_usage": 0.1, "mamba_usage": 0.27, "max_total_num_tokens": 546159,
+              "mamba_available_tokens": 36, "mamba_evictable_tokens": 11, "mamba_used_tokens": 2}  # fmt: skip
+    pages = {
+        "/server_info": {"body": info},
+        "/metrics": {
+            "body": "".join(
+                f"sglang:{name}{{{labels}}} {value}.0\n" if value > 1 else f"sglang:{name}{{{labels}}} {value}\n"
+                for name, value in series.items()
+            )
+        },
+    }
+    with tree(
+        tmp_path, "sglang serve", ["--config", "c.yaml", "--port", str(port)], SGLANG_TP2, port=port, pages=pages
+    ) as running:
+        server = attach(running.pids["sglang::scheduler_TP1"])
+    assert (server.model, server.framework_version) == ("/models/s", "0.5.23")
+    now = server.metrics
+    assert (now.kv_usage, now.state_usage, now.state_slots, now.state_slots_used, now.kv_tokens) == (
+        0.1,
+        0.27,
+        49,
+        2,
+        546159,
+    )
+    assert "very-secret-2" not in str(server)
 
 
 def test_a_port_that_the_command_line_does_not_name_is_found_by_its_socket(tmp_path):

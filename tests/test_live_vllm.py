@@ -1,0 +1,80 @@
+"""Against a real vLLM server on the CPU: the process tree, the log by descriptor, the endpoints, `ps`.
+
+Two servers, one after the other: a dense model and one with Gated DeltaNet layers. Where it can't run, the summary says why.
+"""
+
+import json
+
+import pytest
+from live_tree import free_port
+from live_vllm import server as real
+
+from memledger.cli import app
+from memledger.live.attach import attach
+
+
+@pytest.fixture(scope="module", params=["dense", "hybrid"])
+def running(request, tmp_path_factory):
+    """(the model's name, the server's process, its port, its log)"""
+    try:
+        real.kernels(request.param)
+        real.environment()
+    except real.UnavailableError as error:
+        pytest.skip(f"no real vLLM server: {error}")
+    port = free_port()
+    log = tmp_path_factory.mktemp(request.param) / "server.log"
+    with real.server(request.param, port, log) as program:
+        assert real.complete(port, request.param) == 200
+        yield request.param, program.pid, port, log
+
+
+def test_any_process_leads_to_the_whole_server(running):
+    model, pid, port, _ = running
+    server = attach(pid, ask=False)
+    assert (server.pid, server.framework, server.port) == (pid, "vllm", port)
+    assert server.model == str(real.MODELS / model)
+    titles = {p.title: p for p in server.processes}
+    assert {"VLLM::EngineCore", "VLLM::Worker"} <= set(titles)
+    assert titles["VLLM::Worker"].parent_pid == titles["VLLM::EngineCore"].pid
+    assert titles["VLLM::Worker"].tp == 0
+    assert titles["VLLM::Worker"].resident_bytes > 256 * 2**20
+    assert [p.role for p in server.processes if p.role != "helper"] == ["launcher", "engine", "worker"]
+    for process in server.processes:
+        assert attach(process.pid, ask=False).pid == pid
+
+
+def test_the_log_is_found_by_its_descriptor(running):
+    _, pid, _, log = running
+    found = attach(pid, ask=False).log
+    assert (found.path, found.kind) == (str(log), "file")
+
+
+def test_its_endpoints_tell_version_pools_and_use(running):
+    model, pid, _, _ = running
+    server = attach(pid)
+    assert server.framework_version == real.VERSION
+    assert {e.path.partition("?")[0]: e.status for e in server.endpoints} == dict.fromkeys(
+        ("/version", "/server_info", "/metrics", "/v1/models"), 200
+    )
+    now = server.metrics
+    assert (now.running_requests, now.queued_requests, now.preemptions) == (0, 0, 0)
+    assert now.kv_usage is not None
+    assert list(server.metrics_by_engine) == ["0"]
+    # 256 MiB: a block of 640 tokens holds one layer's recurrent state; see docs/arithmetic-vllm.md.
+    expected = (409, 640, 128866) if model == "hybrid" else None
+    assert expected is None or (now.kv_blocks, now.kv_block_tokens, now.kv_tokens) == expected
+    if model == "dense":
+        # 4 layers x K and V x 2 heads x 32 x bf16 = 1 KiB a token.
+        assert now.kv_blocks * now.kv_block_tokens == 256 * 2**20 // 1024 == now.kv_tokens
+
+
+def test_ps_lists_it(running, capsys):
+    _, pid, port, log = running
+    assert app.run(["ps", "--format", "json"]) == 0
+    servers = json.loads(capsys.readouterr().out)["live_servers"]
+    found = next(s for s in servers if s["pid"] == pid)
+    assert (found["port"], found["framework_version"], found["log"]["path"]) == (port, real.VERSION, str(log))
+    assert app.run(["ps"]) == 0
+    out = capsys.readouterr().out
+    assert f"vLLM {real.VERSION}" in out
+    assert max(map(len, out.splitlines())) <= 80
