@@ -206,6 +206,7 @@ def test_a_config_that_cannot_be_used_is_an_input_that_cannot_be_read(run):
 
 def test_hostile_text_of_a_log_does_not_reach_the_terminal(run, tmp_path):
     text = Path(A).read_text().replace("/models/Llama-3.1-8B-Instruct", "/models/\x1b[31mred\x07")
+    text = text.replace("SGLang Version 0.5.18", "SGLang Version 0.5.18\x1b[31m")
     (tmp_path / "hostile.log").write_text(text)
     for form in ("text", "json", "markdown"):
         _, out, _ = run("hostile.log", B, "--format", form)

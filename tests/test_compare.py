@@ -560,3 +560,9 @@ def test_without_its_fraction_a_closed_ledger_says_what_stayed_outside_the_pools
     found = compare(of_server(server), of_server(msgspec.structs.replace(server, ranks=(untold,)), "B"))
     assert found.form == "budget"
     assert all(s.bytes == 0 for s in found.steps)
+
+
+def test_two_models_are_said_not_to_be_of_one_kind(logs):
+    found = compare(logs["compare-engines"][0], logs["compare-card"][0])
+    assert found.cause[-1] == "They are not of one kind: model Qwen3.8-27B-FP8 against Llama-3.1-8B-Instruct."
+    assert_sums(found)

@@ -11,8 +11,8 @@ from memledger import words as n
 from memledger.compare import differences, hybrid, many, meaning, waterfall
 from memledger.compare.meaning import Measured, per_token
 from memledger.compare.side import Side, choose_rank, side_of, whole_pools
-from memledger.compare.values import Capacity, Comparison, Meaning, Pair, Step, Subject, Sweep
-from memledger.compare.words import STEP_CAUSES, STEP_LABELS
+from memledger.compare.values import Capacity, Comparison, Difference, Meaning, Pair, Step, Subject, Sweep
+from memledger.compare.words import STEP_CAUSES, STEP_LABELS, setting
 from memledger.ledger import Rank, Server
 from memledger.units import GIB
 
@@ -66,7 +66,7 @@ def compare(first: Entrant, second: Entrant, context: int | None = None) -> Comp
     return Comparison(
         a=subject(first, side_a),
         b=subject(second, side_b),
-        cause=_cause(a, b, meanings, fall),
+        cause=(*_cause(a, b, meanings, fall), *_not_of_one_kind(differ)),
         capacity=_capacity(meanings, at),
         differences=differ,
         same=same,
@@ -139,6 +139,16 @@ def _notes(a: Side, b: Side) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------ cause
+
+
+KIND: Final = ("model", "tp_size", "pp_size")
+"""Settings whose difference makes weights and bytes per token two different things."""
+
+
+def _not_of_one_kind(differ: Sequence[Difference]) -> tuple[str, ...]:
+    """What makes the two hard to compare at all."""
+    said = [f"{setting(d.name)} {d.a} against {d.b}" for d in differ if d.name in KIND and d.status == "differs"]
+    return (f"They are not of one kind: {', '.join(said)}.",) if said else ()
 
 
 def _cause(a: Measured, b: Measured, meanings: tuple[Meaning, Meaning], fall: waterfall.Waterfall) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def render(report: CompareReport) -> str:
 
 def _comparison(found: Comparison) -> list[str]:
     blocks = ["\n".join(f"- {escape(view.title(one))}" for one in (found.a, found.b))]
-    first, *rest = found.cause
+    first, *rest = view.cause(found)
     blocks.append(" ".join([f"**{escape(first)}**", *map(escape, rest)]))
     if found.steps:
         blocks.append(_waterfall(found))

@@ -41,7 +41,7 @@ def render(report: CompareReport, style: Style | None = None) -> str:
 
 def _comparison(found: Comparison, style: Style) -> list[str]:
     lines = [_paint(line, "bold", style) for one in (found.a, found.b) for line in _wrapped(view.title(one), style, 3)]
-    for sentence in found.cause:
+    for sentence in view.cause(found):
         lines += ["", *_wrapped(sentence, style)]
     if found.steps:
         lines += ["", *_waterfall(found, style)]

@@ -48,6 +48,11 @@ def title(subject: Subject) -> str:
     return clean(f"{subject.label}  {version} · {model} · {rank} · {_shown(subject.path)}{start}", 400)
 
 
+def cause(comparison: Comparison) -> tuple[str, ...]:
+    """The first sentences."""
+    return tuple(clean(sentence, 2000) for sentence in comparison.cause)
+
+
 def _shown(path: str) -> str:
     """The file's own name: the folder is the reader's."""
     return path.rstrip("/").rpartition("/")[2].encode("utf-8", "replace").decode()
@@ -106,7 +111,7 @@ def meanings(comparison: Comparison) -> Grid:
     a, b = comparison.meanings
     context = comparison.capacity.context
     rows = [
-        ("the printed figure", a.text, b.text),
+        ("the printed figure", clean(a.text, 400), clean(b.text, 400)),
         ("KV tokens, printed", count(a.printed_tokens), count(b.printed_tokens)),
         ("by one measure", _effective(a), _effective(b)),
         ("KV pool, GiB", _pool(a), _pool(b)),
