@@ -421,3 +421,15 @@ def test_workers_of_a_dead_server_are_named_on_the_gpu_they_hold(sglang, tmp_pat
         result = memledger("explain", "--pid", sglang.root, scenario=scenario)
     assert "[ML002]" in result.stdout
     assert f"`kill {left}`" in " ".join(result.stdout.split())
+
+
+def test_a_rotated_log_gives_its_peaks_and_the_server_the_rest(tmp_path):
+    arguments = ["--model-path", "/models/Qwen3.8-27B-FP8", "--port", "8198"]
+    with live_tree.tree(tmp_path, "sglang serve", arguments, HYBRID) as running:
+        text = moved(SGLANG_LOG, datetime.now().replace(microsecond=0))
+        write_log(tmp_path, "".join(line for line in text.splitlines(keepends=True) if "Decode batch" in line))
+        result = memledger("explain", "--pid", running.root, "--format", "json", scenario=nvml_fake.ONE_H200)
+    found = report(result)
+    assert found["servers"][0]["usage"]["peak_running_requests"] == 3
+    assert found["sources"][0]["status"] == "partial"
+    assert "holds nothing of a start" in found["sources"][0]["reason"]

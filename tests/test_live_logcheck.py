@@ -3,9 +3,12 @@
 import msgspec
 import pytest
 
-from memledger.ledger import Engine, Rank, Server
+from memledger.ledger import Engine, Entry, Rank, Server
 from memledger.live.logcheck import check
 from memledger.live.sample import LiveServer, Process
+
+
+HELD = (Entry("weights/model", 1, 0, "logged"),)
 
 
 def log(**changes):
@@ -14,7 +17,7 @@ def log(**changes):
         "model": "/models/a-7b",
         "started_at": "--10-08T16:50:00",
         "ended_at": "--10-08T17:50:00",
-        "ranks": (Rank(tp=0, pid=190), Rank(tp=1, pid=191)),
+        "ranks": (Rank(tp=0, pid=190, entries=HELD), Rank(tp=1, pid=191, entries=HELD)),
         "engines": (Engine(0, 171),),
     }
     return Server(**{**given, **changes})
@@ -79,9 +82,10 @@ def test_ids_of_a_container_are_compared_with_the_inner_ones():
 
 
 def test_a_clock_in_another_zone_fits_in_a_container_only():
-    shifted = log(started_at="--10-08T18:50:00", ended_at=None, ranks=(), engines=())
+    started = (Rank(tp=0, entries=HELD),)
+    shifted = log(started_at="--10-08T18:50:00", ended_at=None, ranks=started, engines=())
     assert check([shifted], running()).verdict == "no"
-    found = check([shifted, log(ranks=(), engines=())], running(container="ab12"))
+    found = check([shifted, log(ranks=started, engines=())], running(container="ab12"))
     assert (found.verdict, found.start) == ("yes", 1)
     assert check([log(started_at="--10-08T18:50:00")], running()).verdict == "yes"
 
@@ -100,3 +104,8 @@ def test_a_year_is_taken_from_the_process():
 
 def test_the_check_is_plain_data():
     assert msgspec.json.decode(msgspec.json.encode(check([log()], running())))["verdict"] == "yes"
+
+
+def test_a_rotated_log_without_a_start_is_no_contradiction():
+    later = log(started_at="--10-09T16:50:00", ended_at=None, ranks=(Rank(tp=0),), engines=())
+    assert check([later], running()).verdict == "unknown"

@@ -143,17 +143,18 @@ def _log(
             model_config=asked.model_config,
             look_here=not asked.no_live,
         )
-        if files or result.report.servers or server is None:
+        started = any(rank.entries for one in result.report.servers for rank in one.ranks)
+        if files or started or server is None:
             return result, msgspec.structs.replace(taken, report=result.report)
-        problems, inputs = result.problems, result.report.inputs
+        read = result.report
         why = f"its log ({clean(names[0])}) holds nothing of a start"
     else:
-        problems, inputs, why = (), (), ""
+        read, why = None, ""
     if server is None:
         report = _empty(Source("log", "unavailable", "no log was given"))
-        return ReadResult(report, problems), msgspec.structs.replace(taken, report=report)
+        return ReadResult(report), msgspec.structs.replace(taken, report=report)
     from memledger.live import rebuild
 
-    report = rebuild.report(server, sample, model_config=asked.model_config, inputs=inputs, why=why)
+    report = rebuild.report(server, sample, model_config=asked.model_config, read=read, why=why)
     # What an unreadable log leaves unknown is said in the report: the server itself was found.
     return ReadResult(report), msgspec.structs.replace(taken, report=report, built=True)

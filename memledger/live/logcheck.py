@@ -142,6 +142,9 @@ def _time(server: Server, live: LiveServer, points: _Points, *, same_process: bo
     if abs(apart) <= _WIDEST_ZONE and off <= LATEST / 3 and (same_process or live.container is not None):
         points.agree.append("its first line fits the process's start if its clock is in another time zone")
         return
+    if apart > LATEST and not any(rank.entries for rank in server.ranks):
+        points.agree.append("its lines are later than the process's start, and none is of a start")
+        return
     last = _moment(server.ended_at, started)
     if last is not None and (last - started).total_seconds() < EARLIEST:
         points.differ.append(

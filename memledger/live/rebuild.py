@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -19,7 +19,6 @@ from memledger.ledger import (
     Engine,
     Entry,
     Gpu,
-    Input,
     Rank,
     Report,
     Residual,
@@ -42,7 +41,7 @@ NO_LOG: Final = "no log: rebuilt from the server's answers, its command line and
 
 
 def report(
-    live: LiveServer, sample: Sample, *, model_config: Path | None = None, inputs: tuple[Input, ...] = (), why: str = ""
+    live: LiveServer, sample: Sample, *, model_config: Path | None = None, read: Report | None = None, why: str = ""
 ) -> Report:
     """The report on a running server without a log.
 
@@ -50,7 +49,7 @@ def report(
         live: the server as sampled.
         sample: the machine (for the kind of its devices).
         model_config: the model's config.json, where the user gave it.
-        inputs: what was read in search of a log.
+        read: the report on a log that holds no start (it was rotated): its peaks of use stay.
         why: why the log that was found says nothing.
     """
     found, problem = _architecture(live, model_config)
@@ -61,7 +60,12 @@ def report(
         if found is None
         else Source("model", "ok" if found.architecture is not None else "unavailable", found.how)
     )
-    return Report(__version__, inputs, (Source("log", "unavailable", reason), model), (server,))
+    if read is not None and read.servers:
+        last = read.servers[-1]
+        server = msgspec.structs.replace(server, usage=last.usage, failures=last.failures, ended_at=last.ended_at)
+    status: Literal["partial", "unavailable"] = "partial" if read is not None and read.servers else "unavailable"
+    sources = (Source("log", status, reason), model)
+    return Report(__version__, read.inputs if read is not None else (), sources, (server,))
 
 
 def _architecture(live: LiveServer, model_config: Path | None) -> tuple[Found | None, str | None]:
