@@ -7,7 +7,6 @@ from memledger.ledger import Engine, Entry, Rank, Server
 from memledger.live.logcheck import check
 from memledger.live.sample import LiveServer, Process
 
-
 HELD = (Entry("weights/model", 1, 0, "logged"),)
 
 
