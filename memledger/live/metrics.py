@@ -55,6 +55,10 @@ _SGLANG: Final = frozenset(
 )  # fmt: skip
 
 
+_KEPT: Final = _VLLM | _SGLANG
+_NAME: Final = re.compile(r"[\w:]*", re.ASCII)
+
+
 class Point(msgspec.Struct, frozen=True):
     """One line of a metrics page; `value` is None where it is NaN or infinite."""
 
@@ -98,8 +102,10 @@ def _number(text: str) -> float | None:
 
 def kept(text: str) -> list[dict[str, Any]] | None:
     """The series of a page that concern memory and load, as plain values; None where the page is no metrics page at all."""
-    points = parse(text)
-    if not points and text.strip() and not text.lstrip().startswith("#"):
+    # A page has some 700 lines, of which these matter: only they are taken apart.
+    wanted = "\n".join(line for line in text.splitlines() if (name := _NAME.match(line)) and name.group() in _KEPT)
+    points = parse(wanted)
+    if not points and text.strip() and not text.lstrip().startswith("#") and not parse(text):
         return None
     return [
         {
@@ -108,7 +114,6 @@ def kept(text: str) -> list[dict[str, Any]] | None:
             "value": point.value,
         }
         for point in points
-        if point.name in _VLLM or point.name in _SGLANG
     ]
 
 
