@@ -87,6 +87,6 @@ def test_an_ignored_finding_is_no_reason_to_fail(explain):
 
 
 def test_a_mistyped_code_is_wrong_usage(explain):
-    code, captured = explain("--select", "ML0")
+    code, captured = explain("--select", "ML44")
     assert code == 2
-    assert b"'ML0' is no finding's code (ML101) or group (ML1)" in captured.err
+    assert b"'ML44' is no finding's code (ML101) or group (ML1)" in captured.err
