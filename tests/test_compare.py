@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_reports import at, gib, hybrid, rank
+from sample_reports import at, gib, hybrid, hybrid_rank, rank
 
 from memledger import modelled, pipeline
 from memledger.compare import differences, expect, meaning, values
@@ -289,6 +289,11 @@ def test_an_unknown_pool_gives_no_steps_and_says_so():
     assert found.steps == ()
     assert found.reason == "the size of the KV pool is not in the log of A: no steps in bytes"
     assert "KV pool ? against" in found.cause[0]
+    untold = msgspec.structs.replace(hybrid_rank(), capacity=Capacity())
+    text = compare_text.render(
+        values.CompareReport("0", (), (), compare(of_server(hybrid(ranks=(untold,))), of_server(hybrid(), "B")))
+    )
+    assert "bytes per token: no token figure that goes with the pool: A" in text
     assert compare_text.render(values.CompareReport("0", (), (), found))
 
 
@@ -566,3 +571,14 @@ def test_two_models_are_said_not_to_be_of_one_kind(logs):
     found = compare(logs["compare-engines"][0], logs["compare-card"][0])
     assert found.cause[-1] == "They are not of one kind: model Qwen3.8-27B-FP8 against Llama-3.1-8B-Instruct."
     assert_sums(found)
+
+
+@pytest.mark.parametrize("case", ALL_CASES)
+def test_our_own_figures_are_not_masked_as_secrets(case, logs):
+    report = values.CompareReport("0.1.0", (), (), compared(logs, case))
+    for text in (
+        compare_text.render(report, Style(80)),
+        compare_markdown.render(report),
+        compare_json.encode(report).decode(),
+    ):
+        assert "***" not in text.replace("****", "")

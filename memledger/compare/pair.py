@@ -246,7 +246,7 @@ def _main(fall: waterfall.Waterfall, meanings: tuple[Meaning, Meaning]) -> str:
         beside = f"; beside it {', '.join(_said(s) for s in named[1:])}" if named[1:] else ""
         size = _said(named[0], bare=True)
         return f"The pool's size makes the difference: {size} come from figures that the logs do not print: {lacking}{beside}."
-    first = f"Most of it is {STEP_CAUSES[named[0].name]}: {_said(named[0], bare=True)}"
+    first = f"Most of it is {STEP_CAUSES[named[0].name]}, {_said(named[0], bare=True)}"
     rest = "; ".join(_said(s) for s in named[1:])
     return f"{first}; then {rest}." if rest else f"{first}."
 

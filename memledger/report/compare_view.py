@@ -98,7 +98,8 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
             f"{comparison.interaction_tokens:+,} tokens come from both changing at once (bytes, and tokens per byte): half stands in "
             "the steps in bytes, half in bytes per token"
         )
-    return tuple(clean(text, 1000) for text in (*found, *comparison.notes))
+    # The steps' notes are our own words; only the ledgers' may quote a log.
+    return (*found, *(clean(note, 1000) for note in comparison.notes))
 
 
 def _worth(step: Step) -> bool:
