@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -132,6 +133,25 @@ def test_a_thread_leads_to_its_process():
     finally:
         stop.set()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "hidden"),
+    [("rw,nosuid,hidepid=2", True), ("rw,hidepid=invisible", True), ("rw,hidepid=0", False), ("rw,nosuid", False)],
+)
+def test_a_proc_that_hides_other_users_processes_is_noticed(tmp_path, monkeypatch, options, hidden):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "mounts").write_text(f"/dev/sda1 / ext4 rw 0 0\nproc /proc proc {options} 0 0\n")
+    monkeypatch.setattr(proc, "PROC", tmp_path)
+    assert proc.processes_are_hidden() is hidden
+
+
+def test_the_owner_of_a_listening_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert proc.owner_of_port(port) == os.getuid()
+        assert [s.port for s in proc.listening(os.getpid())[0] if s.port == port] == [port]
+    assert proc.owner_of_port(port) is None
 
 
 def test_start_times_carry_the_local_offset():
