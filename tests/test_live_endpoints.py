@@ -1,7 +1,10 @@
 """Requests to a server's own port: what it answers, and each way in which it may not."""
 
 import contextlib
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from http.server import ThreadingHTTPServer
@@ -15,8 +18,10 @@ SOON = 0.6
 
 
 @contextlib.contextmanager
-def server(pages):
+def server(pages, tls=None):
     http = ThreadingHTTPServer(("127.0.0.1", 0), type("H", (_Handler,), {"pages": pages}))
+    if tls is not None:
+        http.socket = tls.wrap_socket(http.socket, server_side=True)
     http.daemon_threads = True
     http.block_on_close = False
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -138,6 +143,25 @@ def test_the_key_is_sent_and_its_lack_names_the_option():
         assert (
             ask(at, "/v1/models").problem
             == "the server asks for its API key: name the variable that holds it with --api-key-env"
+        )
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="a certificate is made with openssl")
+def test_a_server_that_speaks_tls_is_asked_so_and_its_certificates_name_does_not_matter(tmp_path):
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=example.org"]
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with server({"/version": {"body": {"version": "1"}}, "/metrics": {"how": "drip"}}, context) as at:
+        assert ask(Address(at.port, tls=True), "/version").body == {"version": "1"}
+        assert (
+            ask(Address(at.port, tls=True), "/metrics", SOON).problem
+            == "no answer within 0.6 s: the server is busy or hangs"
+        )
+        assert (
+            ask(at, "/version", SOON).problem
+            == f"what listens on 127.0.0.1:{at.port} broke the connection off without an answer"
         )
 
 

@@ -202,6 +202,8 @@ def _why(error: Exception, address: Address, late: bool, deadline: float) -> str
         return _late(deadline)
     if isinstance(error, ConnectionRefusedError):
         return f"nothing answers on {where}: the server is still starting, or it listens elsewhere"
+    if isinstance(error, ConnectionError):
+        return f"what listens on {where} broke the connection off without an answer"
     if isinstance(error, (http.client.BadStatusLine, http.client.LineTooLong, http.client.UnknownProtocol)):
         return f"what listens on {where} does not answer in HTTP"
     if isinstance(error, http.client.HTTPException):
