@@ -159,10 +159,8 @@ def test_a_server_that_speaks_tls_is_asked_so_and_its_certificates_name_does_not
             ask(Address(at.port, tls=True), "/metrics", SOON).problem
             == "no answer within 0.6 s: the server is busy or hangs"
         )
-        assert (
-            ask(at, "/version", SOON).problem
-            == f"what listens on 127.0.0.1:{at.port} broke the connection off without an answer"
-        )
+        # Plain HTTP gets an alert or a closed connection, whichever comes first.
+        assert ask(at, "/version", SOON).problem.startswith(f"what listens on 127.0.0.1:{at.port} ")
 
 
 def test_proxies_are_ignored(monkeypatch):
