@@ -35,7 +35,7 @@ from memledger.ledger import (
     held,
 )
 from memledger.live import logcheck
-from memledger.live.placement import Placed, host_pids_seen, own_processes, place, without_prefix
+from memledger.live.placement import Placed, host_pids_seen, place, without_prefix
 from memledger.live.sample import Device, GpuProcess, LiveServer, Metrics, Process, Sample
 from memledger.sanitize import clean
 from memledger.units import MIB, Amount, total
@@ -94,7 +94,7 @@ def reconcile(
         container=server.container if server is not None else None,
         driver_version=sample.devices.driver_version if sample.devices is not None else None,
         log=check,
-        gpus=_gpus(sample, placed, own_processes(found, server, sample), on_cpu=_on_cpu(found)),
+        gpus=_gpus(sample, placed, server.processes if server is not None else (), on_cpu=_on_cpu(found)),
         processes=processes,
         usage=_usage(server.metrics if server is not None else None),
         notes=_notes(sample, server, placed),
@@ -262,49 +262,50 @@ def _lined_up(
     processes: list[LiveProcess] = []
     for item in placed:
         device = devices[item.device] if item.device is not None else None
-        rank = ranks[item.rank] if item.rank is not None else None
-        notes = list(item.notes)
-        row: tuple[LiveRow, ...] = ()
-        growth: Amount | None = None
-        expected: int | None = None
-        if rank is not None and device is not None:
-            problem = _other_card(rank, device)
-            if problem is not None:
-                notes.append(problem)
-            else:
-                changed, parts = _with_live(rank, device, item, _rounding(sample), started_at)
-                assert item.rank is not None
-                ranks[item.rank] = changed
-                row = parts
-                used = item.driver.used_bytes if item.driver is not None else None
-                missing = _incomplete(rank)
-                if missing is not None and parts:
-                    notes.append(f"what it holds beyond the ledger is not told apart: {missing}")
-                elif used is not None and parts:
-                    growth = Amount(used, _rounding(sample)) - total(
-                        [Amount(r.bytes or 0, r.tolerance_bytes) for r in parts]
-                    )
-                expected = next((e.bytes for e in rank.entries if e.account == "activations"), None)
-        processes.append(
-            LiveProcess(
-                pid=item.process.pid if item.process is not None else item.driver.pid if item.driver is not None else 0,
-                role=item.process.role if item.process is not None else "other",
-                label=rank.label if rank is not None else None,
-                rank=item.rank,
-                gpu_index=device.index if device is not None else None,
-                gpu_uuid=device.uuid if device is not None else None,
-                matched=item.matched,
-                used_bytes=item.driver.used_bytes if item.driver is not None else None,
-                rows=row,
-                growth_bytes=growth.bytes if growth is not None else None,
-                growth_tolerance_bytes=growth.tolerance if growth is not None else None,
-                expected_bytes=expected,
-                resident_bytes=item.process.resident_bytes if item.process is not None else None,
-                zombie=item.process.zombie if item.process is not None else False,
-                notes=tuple(notes),
-            )
-        )
+        if item.rank is None or device is None:
+            rank = ranks[item.rank] if item.rank is not None else None
+            processes.append(_process(item, rank, device))
+            continue
+        rank = ranks[item.rank]
+        if (problem := _other_card(rank, device)) is not None:
+            processes.append(_process(item, rank, device, notes=(problem,)))
+            continue
+        ranks[item.rank], parts = _with_live(rank, device, item, _rounding(sample), started_at)
+        processes.append(_compared(item, rank, device, parts, _rounding(sample)))
     return tuple(ranks), tuple(processes)
+
+
+def _compared(item: Placed, rank: Rank, device: Device, parts: tuple[LiveRow, ...], rounding: int) -> LiveProcess:
+    """A rank's process with what it has grown by; `rank` is the log's."""
+    plain = _process(item, rank, device)
+    missing = _incomplete(rank)
+    if missing is not None and parts:
+        notes = (*plain.notes, f"what it holds beyond the ledger is not told apart: {missing}")
+        return msgspec.structs.replace(plain, rows=parts, notes=notes)
+    expected = next((e.bytes for e in rank.entries if e.account == "activations"), None)
+    plain = msgspec.structs.replace(plain, rows=parts, expected_bytes=expected)
+    if plain.used_bytes is None or not parts:
+        return plain
+    grown = Amount(plain.used_bytes, rounding) - total([Amount(r.bytes or 0, r.tolerance_bytes) for r in parts])
+    return msgspec.structs.replace(plain, growth_bytes=grown.bytes, growth_tolerance_bytes=grown.tolerance)
+
+
+def _process(item: Placed, rank: Rank | None, device: Device | None, notes: tuple[str, ...] = ()) -> LiveProcess:
+    """A process as it was sampled, without its ledger."""
+    own, seen = item.process, item.driver
+    return LiveProcess(
+        pid=own.pid if own is not None else seen.pid if seen is not None else 0,
+        role=own.role if own is not None else "other",
+        label=rank.label if rank is not None else None,
+        rank=item.rank,
+        gpu_index=device.index if device is not None else None,
+        gpu_uuid=device.uuid if device is not None else None,
+        matched=item.matched,
+        used_bytes=seen.used_bytes if seen is not None else None,
+        resident_bytes=own.resident_bytes if own is not None else None,
+        zombie=own.zombie if own is not None else False,
+        notes=(*item.notes, *notes),
+    )
 
 
 def _other_card(rank: Rank, device: Device) -> str | None:

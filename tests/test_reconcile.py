@@ -436,3 +436,12 @@ def test_a_table_of_nvidia_smi_tells_what_is_used_and_no_more():
     assert found.live.gpus[0].residual.verdict == "closed"
     assert found.live.gpus[0].residual.bytes == size(61.25) - size(61.2)
     assert rows(found.servers[0].ranks[0])["free"].bytes == free.bytes
+
+
+def test_a_second_server_in_a_paste_is_not_called_this_ones():
+    listed = (seen(7001, 61.2, command="sglang::scheduler"), seen(7003, 12.0, command="sglang::scheduler"))
+    paste = DeviceSample(Source("smi", "ok"), devices=(gpu(*listed),))
+    found = live_findings.attach(reconcile(report(log(pids=(None,))), Sample("", devices=paste)))
+    (process,) = found.live.processes
+    assert (process.matched, process.used_bytes) == ("size", size(61.2))
+    assert [r.account for r in found.live.gpus[0].rows if "pid" in r.detail] == ["server_processes", "other_processes"]

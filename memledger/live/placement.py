@@ -87,6 +87,10 @@ def place(server: Server | None, live: LiveServer | None, sample: Sample) -> tup
         placed.append(_placed(at, rank, process, holding, devices, visible, len(ranks), by_pid=host_pids_seen(sample)))
     how: Literal["pid", "title"] = "pid" if live is not None else "title"
     placed = [msgspec.structs.replace(p, matched=how) if p.matched == "pid" else p for p in placed]
+    if live is None:
+        return tuple(
+            placed
+        )  # a paste may show a second server of the same engine: what is no rank is not called its own
     main = {(p.driver.pid, p.device) for p in placed if p.driver is not None}
     for process in own:
         for device, seen in holding.get(process.pid, ()):
