@@ -320,6 +320,23 @@ def test_a_deleted_log_is_opened_through_the_descriptor(tmp_path):
         assert "was deleted and is still open" in log.advice
 
 
+def test_a_log_whose_name_is_no_text_is_opened_through_the_descriptor(tmp_path):
+    with (
+        (tmp_path / os.fsdecode(b"caf\xe9\x1b.log")).open("w") as out,
+        tree(tmp_path, "vllm serve", ["m"], stdout=out) as running,
+    ):
+        server = attach(running.root)
+    assert server.log == logplace.LogPlace(f"/proc/{running.root}/fd/1", "file")
+    assert msgspec.json.encode(server)
+
+
+def test_a_command_line_that_is_no_text_does_no_harm(tmp_path):
+    with tree(tmp_path, "vllm serve", [os.fsdecode(b"/models/caf\xe9\x1b[31m")], VLLM_ONE) as running:
+        server = attach(running.root)
+    assert msgspec.json.encode(server)
+    assert "\x1b" not in str(server)
+
+
 @pytest.mark.parametrize("pipeline", ["tee", "cat | tee -a", "cat | cat >"])
 def test_a_pipeline_is_followed_to_its_file(tmp_path, pipeline):
     with tree(

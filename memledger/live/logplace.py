@@ -90,7 +90,8 @@ def _mode(link: Path) -> int | None:
 def _file(link: Path, target: str) -> LogPlace:
     """A regular file: by its name where that leads to it from here, else (deleted, or in a container) through the descriptor."""
     with contextlib.suppress(OSError):
-        if os.path.samestat(link.stat(), Path(target).stat()):
+        # A name that is no text can't stand in a report: such a file is opened through the descriptor.
+        if target.isprintable() and os.path.samestat(link.stat(), Path(target).stat()):
             if os.access(target, os.R_OK):
                 return LogPlace(target, "file")
             return LogPlace(None, "file", f"no permission to read {clean(target)}: run memledger with sudo")
@@ -169,7 +170,7 @@ def _behind_pipe(pid: int, target: str) -> LogPlace | None:
         known.add(reader.pid)
         if Path(reader.title).name == "tee":
             for file in _tee_files(reader):
-                if os.access(file, os.R_OK):
+                if str(file).isprintable() and os.access(file, os.R_OK):
                     return LogPlace(str(file), "file")
         link = proc.PROC / str(reader.pid) / "fd/1"
         try:
