@@ -44,8 +44,8 @@ CONTEXT: Final = Amount(450 * MIB, 160 * MIB)
 """CUDA context, loaded modules and library handles of one process: about 0.3 to 0.6 GiB on recent GPUs. Not a constant of any
 source; measured as the driver's figure of a process less what torch reserved."""
 
-SMI_ROUNDING: Final = MIB // 2
-"""nvidia-smi prints whole MiB."""
+SMI_ROUNDING: Final = MIB
+"""nvidia-smi prints whole MiB, cut or rounded."""
 
 TOTALS_APART: Final = 0.03
 """A log's total and the device's (less the driver's part) differ by no more than this, or they are different cards."""
@@ -184,6 +184,8 @@ def _gpu(
         rows.append(LiveRow("page_cache", cache, rounding, "live", {"note": note}))
     if free is not None:
         rows.append(LiveRow("free", free - cache, rounding, "live", {"note": remark} if remark else {}))
+    # Where what is used is known, the rest is on the table as it is.
+    told = {"reserved_bytes", "free_bytes"} if free is not None else set()
     return LiveGpu(
         device.index,
         device.uuid,
@@ -194,7 +196,10 @@ def _gpu(
         device.lost_bytes,
         tuple(rows),
         _device_residual(device, rows, blind=blind),
-        (*device.notes, *(f"{name.replace('_', ' ')}: {why}" for name, why in device.missing.items())),
+        (
+            *device.notes,
+            *(f"{name.replace('_', ' ')}: {why}" for name, why in device.missing.items() if name not in told),
+        ),
     )
 
 
