@@ -109,19 +109,30 @@ def _sample(machine: Machine, problems: list[str]) -> Sample:
 
 
 def _pasted(path: Path, problems: list[str]) -> Sample:
-    from memledger.live import gather, smi
-
+    """A saved nvidia-smi; the moment is the paste's own, so that a report on saved files is the same whenever it is made."""
     shown = clean(str(path))
     try:
-        devices: DeviceSample = smi.read(path)
+        devices = _read_smi(path)
     except OSError as error:
-        why = f"--smi {shown}: {error.strerror or error}"
-        problems.append(why)
-        return Sample(taken_at=gather.now(), sources=(Source("smi", "unavailable", why),))
+        return _no_paste(f"--smi {shown}: {error.strerror or error}", problems)
+    except (ValueError, ImportError) as error:
+        return _no_paste(f"--smi {shown}: {clean(str(error), 300)}", problems)
     if not devices.devices:
         problems.append(f"--smi {shown}: {devices.source.reason or 'no GPU in it'}")
-    # The moment is the paste's own where it says one: a report on saved files says the same whenever it is made.
     return Sample(taken_at=devices.taken_at or "", sources=(devices.source,), devices=devices, host_pids=True)
+
+
+def _read_smi(path: Path) -> DeviceSample:
+    import importlib
+
+    found = importlib.import_module("memledger.live.smi").read(path)
+    assert isinstance(found, DeviceSample)
+    return found
+
+
+def _no_paste(why: str, problems: list[str]) -> Sample:
+    problems.append(why)
+    return Sample(taken_at="", sources=(Source("smi", "unavailable", why),))
 
 
 def _server(sample: Sample, machine: Machine) -> LiveServer | None:
