@@ -8,7 +8,7 @@ import nvml_fake
 import pytest
 
 from memledger.ledger import Source
-from memledger.live import gather
+from memledger.live import gather, nvml
 from memledger.live import process as proc
 from memledger.live.attach import AttachError
 from memledger.live.sample import Device, DeviceSample, GpuProcess, LiveServer, Metrics, Process
@@ -111,3 +111,10 @@ def test_repeated_samples_show_what_changed(tmp_path):
     assert second.devices.devices[0].used_bytes - first.devices.devices[0].used_bytes == 10_000 * 2**20
     assert second.servers[0].metrics.running_requests == 3
     assert second.servers[0].processes == first.servers[0].processes
+
+
+def test_the_drivers_stand_in_is_gone_when_its_test_ends():
+    """It stays loaded: what comes after must see a machine without a driver, and not end with it."""
+    with nvml_fake.installed(nvml_fake.ONE_H200):
+        assert nvml.sample().source.status == "ok"
+    assert nvml.sample().source.status == "unavailable"
