@@ -32,9 +32,9 @@ class GpuProcess(msgspec.Struct, frozen=True):
     kind: Literal["compute", "graphics", "mps"] = "compute"
     user: str | None = None
     command: str | None = None
+    missing: dict[str, str] = {}
     started_at: str | None = None
     orphan: bool | None = None
-    missing: dict[str, str] = {}
 
 
 class Device(msgspec.Struct, frozen=True):
