@@ -28,11 +28,11 @@ def render(report: Report, options: Options | None = None) -> str:
     blocks = [block for index in shown for block in _server(build(report, index, options), report)]
     others = other_starts(report, shown)
     if others:
-        blocks.append(_details("Other starts", _code(others)))
+        blocks.append(details("Other starts", fenced(others)))
     if report.unrecognized.count and options.unrecognized:
         lines = [f"{where(e, report)}: {clean(e.text)}" for e in report.unrecognized.examples]
         blocks.append(
-            _details(f"{n.plural(report.unrecognized.count, 'memory-like line')} not understood", _code(lines))
+            details(f"{n.plural(report.unrecognized.count, 'memory-like line')} not understood", fenced(lines))
         )
     blocks.append(f"<sub>memledger {escape(report.version)}, from {escape(_inputs(report))}</sub>")
     return "\n\n".join(blocks) + "\n"
@@ -49,13 +49,13 @@ def _server(view: View, report: Report) -> list[str]:
     for cause in view.cause:
         code = f" `{cause.code}`" if cause.code else ""
         blocks.append(f"**{escape(cause.text)}**{code}")
-    blocks += [_table(table, len(report.inputs) > 1) for table in view.tables]
+    blocks += [table_text(table, len(report.inputs) > 1) for table in view.tables]
     if view.more_ranks:
-        blocks.append(_details("More ranks", _code(view.more_ranks)))
+        blocks.append(details("More ranks", fenced(view.more_ranks)))
     if view.facts:
         blocks.append("\n".join(map(_fact, view.facts)))
     if view.evidence:
-        blocks.append(_details("Log lines", _code([f"{where(e, report)}: {clean(e.text)}" for e in view.evidence])))
+        blocks.append(details("Log lines", fenced([f"{where(e, report)}: {clean(e.text)}" for e in view.evidence])))
     return blocks
 
 
@@ -68,7 +68,8 @@ def _inputs(report: Report) -> str:
     return ", ".join(clean(item.path, 80) for item in report.inputs[:4]) + (" ..." if len(report.inputs) > 4 else "")
 
 
-def _table(table: Table, many: bool) -> str:
+def table_text(table: Table, many: bool) -> str:
+    """A table; `many`: whether there are several inputs, whose number then stands before a line's."""
     from tabulate import tabulate
 
     head = [escape(table.title), "GiB", "share", "basis", "line", "note"]
@@ -94,11 +95,13 @@ def _cells(row: Row, many: bool) -> Sequence[str]:
     )
 
 
-def _code(lines: Sequence[str]) -> str:
+def fenced(lines: Sequence[str]) -> str:
+    """Lines as they are, in a block that none of them can end."""
     longest = max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join([f"{fence}text", *lines, fence])
 
 
-def _details(title: str, body: str) -> str:
+def details(title: str, body: str) -> str:
+    """A block that is folded away under its title."""
     return f"<details><summary>{html.escape(title)}</summary>\n\n{body}\n\n</details>"

@@ -46,8 +46,8 @@ def render(report: Report, options: Options | None = None, style: Style | None =
     blocks = ["\n".join(_server(build(report, index, options), report, style)) for index in shown]
     others = other_starts(report, shown)
     if others:
-        lines = [_shorten(line, style.width) for line in others]
-        blocks.append("\n".join([_paint("other starts (--all-starts, --start N)", "bold", style), *lines]))
+        lines = [shorten(line, style.width) for line in others]
+        blocks.append("\n".join([paint("other starts (--all-starts, --start N)", "bold", style), *lines]))
     if options.unrecognized and report.unrecognized.count:
         blocks.append("\n".join(_unrecognized(report, style)))
     text = "\n\n".join(blocks) + "\n"
@@ -60,29 +60,29 @@ def to_ascii(text: str) -> str:
 
 
 def _server(view: View, report: Report, style: Style) -> list[str]:
-    lines = [_paint(line, "bold", style) for line in _wrap_parts(view.header, style.width)]
+    lines = [paint(line, "bold", style) for line in wrap_parts(view.header, style.width)]
     for cause in view.cause:
         lines += ["", *_cause(cause, style)]
     for table in view.tables:
-        lines += ["", *_table(table, style, many=len(report.inputs) > 1)]
+        lines += ["", *table_lines(table, style, many=len(report.inputs) > 1)]
     if view.more_ranks:
-        lines += ["", *(_shorten(line, style.width) for line in view.more_ranks)]
+        lines += ["", *(shorten(line, style.width) for line in view.more_ranks)]
     if view.facts:
         lines.append("")
         for i, fact in enumerate(view.facts):
             again = i > 0 and view.facts[i - 1].name == fact.name
-            lines += _fact(fact, style, again=again)
+            lines += fact_lines(fact, style, again=again)
     if view.evidence:
-        lines += ["", *_evidence_lines(view.evidence, report)]
+        lines += ["", *evidence_lines(view.evidence, report)]
     return lines
 
 
-def _wrap_parts(header: str, width: int) -> list[str]:
+def wrap_parts(header: str, width: int) -> list[str]:
     """The header in lines that break between its parts (and within one only where it is wider than the line)."""
-    return _wrap(" · ".join(part.replace(" ", "\xa0") for part in header.split(" · ")), width)
+    return wrap(" · ".join(part.replace(" ", "\xa0") for part in header.split(" · ")), width)
 
 
-def _wrap(text: str, width: int, first: str = "", later: str = "", **how: Any) -> list[str]:
+def wrap(text: str, width: int, first: str = "", later: str = "", **how: Any) -> list[str]:
     """`text` in lines of at most `width`, after `first` and `later`; a number keeps its unit."""
     lines = textwrap.wrap(
         n.glued(text), width, initial_indent=first, subsequent_indent=later, break_on_hyphens=False, **how
@@ -93,29 +93,31 @@ def _wrap(text: str, width: int, first: str = "", later: str = "", **how: Any) -
 def _cause(cause: Cause, style: Style) -> list[str]:
     colour = {"error": "red", "warning": "yellow"}.get(cause.severity, "")
     code = f"[{cause.code}]" if cause.code else ""
-    lines = _wrap(cause.text, style.width, break_long_words=False) or [""]
+    lines = wrap(cause.text, style.width, break_long_words=False) or [""]
     if code:
         if len(lines[-1]) + 2 + len(code) <= style.width:
             lines[-1] += " " * (style.width - len(lines[-1]) - len(code)) + code
         else:
             lines.append(code.rjust(style.width))
-    return [_paint(line, colour, style) for line in lines]
+    return [paint(line, colour, style) for line in lines]
 
 
-def _fact(fact: Fact, style: Style, *, again: bool) -> list[str]:
+def fact_lines(fact: Fact, style: Style, *, again: bool) -> list[str]:
+    """One fact under its name, or under blanks where the one before has the same name (`again`)."""
     text = f"{fact.text} [{fact.code}]" if fact.code else fact.text
     # A failing line may go on for ever; what it says is at its beginning.
     limits = {"max_lines": MOST_FAILURE_LINES, "placeholder": " …"} if fact.name == "failed" else {}
     head = ("" if again else fact.name).ljust(_FACT_WIDTH) + "  "
-    return _wrap(text, style.width, head, " " * (_FACT_WIDTH + 2), break_long_words=False, **limits)
+    return wrap(text, style.width, head, " " * (_FACT_WIDTH + 2), break_long_words=False, **limits)
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def _table(table: Table, style: Style, *, many: bool) -> list[str]:
+def table_lines(table: Table, style: Style, *, many: bool) -> list[str]:
+    """A table; `many`: whether there are several inputs, whose number then stands before a line's."""
     title_apart = len(table.title) > max(16, *(len(row.label) for row in table.rows))
-    lines = [_paint(line, "bold", style) for line in _indented(table.title, style, 0)] if title_apart else []
+    lines = [paint(line, "bold", style) for line in indented(table.title, style, 0)] if title_apart else []
     cells = [
         ["" if title_apart else table.title, "GiB", "share", "basis", "line"],
         *(_cells(row, style, many) for row in table.rows),
@@ -130,14 +132,14 @@ def _table(table: Table, style: Style, *, many: bool) -> list[str]:
     note = rest - (bar + 2 if bar else 0)
     bars = ["", *(_draw(row, top, bar, style) if bar else "" for row in table.rows)]
     left = [_aligned(cell, drawing, widths, bar) for cell, drawing in zip(cells, bars, strict=True)]
-    lines.append(_paint(left[0].rstrip(), "bold", style))
+    lines.append(paint(left[0].rstrip(), "bold", style))
     for row, text in zip(table.rows, left[1:], strict=True):
         first, *more = _fit_note(row.note, note) if note >= LEAST_NOTE else [""]
         lines.append(_paint_row(f"{text}  {first}".rstrip(), style))
         lines += [" " * (len(text) + 2) + words for words in more]
         if note < LEAST_NOTE:
-            lines += _indented(row.note, style, 4)
-    return [*lines, *(line for remark in table.remarks for line in _indented(remark, style, 2))]
+            lines += indented(row.note, style, 4)
+    return [*lines, *(line for remark in table.remarks for line in indented(remark, style, 2))]
 
 
 def _aligned(cell: Sequence[str], drawing: str, widths: Sequence[int], bar: int) -> str:
@@ -149,9 +151,10 @@ def _aligned(cell: Sequence[str], drawing: str, widths: Sequence[int], bar: int)
     return "  ".join(words)
 
 
-def _indented(text: str, style: Style, depth: int) -> list[str]:
+def indented(text: str, style: Style, depth: int) -> list[str]:
+    """`text` in lines, `depth` blanks before each."""
     blank = " " * depth
-    return _wrap(text, style.width, blank, blank)
+    return wrap(text, style.width, blank, blank)
 
 
 def _bar_width(rest: int, longest_note: int) -> int:
@@ -190,7 +193,7 @@ def _draw(row: Row, top: float, width: int, style: Style) -> str:
 
 
 def _fit_note(note: str, width: int) -> list[str]:
-    return _wrap(note, width) or [""]
+    return wrap(note, width) or [""]
 
 
 # ------------------------------------------------------------------------------------------------------------- colours
@@ -198,7 +201,8 @@ def _fit_note(note: str, width: int) -> list[str]:
 _CODES: Final = {"bold": "1", "red": "31", "yellow": "33", "cyan": "36", "green": "32", "dim": "2"}
 
 
-def _paint(text: str, colour: str, style: Style) -> str:
+def paint(text: str, colour: str, style: Style) -> str:
+    """`text` in a colour, where colours are wanted."""
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if style.colour and colour and text else text
 
 
@@ -212,22 +216,24 @@ def _paint_row(line: str, style: Style) -> str:
         if line.startswith("free ")
         else "cyan"
     )
-    return _BAR.sub(lambda m: _paint(m.group(), colour, style), line, count=1)
+    return _BAR.sub(lambda m: paint(m.group(), colour, style), line, count=1)
 
 
 # ------------------------------------------------------------------------------------------------- evidence and unread
 
 
-def _evidence_lines(evidence: Iterable[Evidence], report: Report) -> list[str]:
+def evidence_lines(evidence: Iterable[Evidence], report: Report) -> list[str]:
+    """Log lines with where they stand."""
     return [f"{where(e, report)}: {clean(e.text)}" for e in evidence]
 
 
 def _unrecognized(report: Report, style: Style) -> list[str]:
     rest = report.unrecognized.count - len(report.unrecognized.examples)
-    lines = [_paint(f"{n.plural(report.unrecognized.count, 'memory-like line')} not understood", "bold", style)]
-    lines += _evidence_lines(report.unrecognized.examples, report)
+    lines = [paint(f"{n.plural(report.unrecognized.count, 'memory-like line')} not understood", "bold", style)]
+    lines += evidence_lines(report.unrecognized.examples, report)
     return lines + ([f"... and {rest:,} more"] if rest > 0 else [])
 
 
-def _shorten(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
+    """`text`, cut to the width."""
     return text if len(text) <= width else text[: width - 1] + "…"
