@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path("/")
 
+# Graphics processors that use the machine's memory, by the names that drivers give them.
+_INTEGRATED: Final = re.compile(r"\b(?:GB10|N1X|Thor|Orin|Xavier|Tegra|Jetson|nvgpu)\b", re.IGNORECASE)
 _PCI_AMD: Final = "0x1002"
 _PCI_INTEL: Final = "0x8086"
 
@@ -18,6 +21,11 @@ def under_wsl(root: Path = ROOT) -> bool:
         return "microsoft" in (root / "proc/sys/kernel/osrelease").read_text(errors="replace").lower()
     except OSError:
         return False
+
+
+def is_integrated(name: str | None) -> bool:
+    """Whether a GPU of this name has no memory of its own but uses the machine's."""
+    return _INTEGRATED.search(name or "") is not None
 
 
 def no_library(root: Path = ROOT) -> str:

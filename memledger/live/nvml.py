@@ -13,7 +13,6 @@ import functools
 import importlib
 import os
 import queue
-import re
 import threading
 import time
 import warnings
@@ -26,7 +25,7 @@ import msgspec
 
 from memledger.ledger import Source
 from memledger.live import meminfo
-from memledger.live.machine import ROOT, no_library, not_nvidia, under_wsl
+from memledger.live.machine import ROOT, is_integrated, no_library, not_nvidia, under_wsl
 from memledger.live.sample import Device, DeviceSample, GpuProcess, MemoryCall
 from memledger.sanitize import clean
 from memledger.units import KIB, MIB, NOT_AVAILABLE_FROM
@@ -79,8 +78,6 @@ _OLDER_CALL: Final = frozenset({_FUNCTION_NOT_FOUND, _VERSION_MISMATCH, _NOT_SUP
 # A handle or the library itself is of no use any more.
 _STALE: Final = frozenset({_UNINITIALIZED, _DRIVER_NOT_LOADED, _GPU_IS_LOST, _RESET_REQUIRED, _MISMATCH, _NOT_FOUND})
 
-# Graphics processors that use the machine's memory, by the names that drivers give them.
-_INTEGRATED: Final = re.compile(r"\b(?:GB10|N1X|Thor|Orin|Xavier|Tegra|Jetson|nvgpu)\b", re.IGNORECASE)
 _ADDRESSING_ATS: Final = 2
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _MEMORY_FIELDS: Final = ("total_bytes", "reserved_bytes", "used_bytes", "free_bytes")
@@ -321,7 +318,7 @@ class Sampler:
         same = total is not None and host_total is not None and 0.9 * host_total <= total <= 1.02 * host_total
         if not same and not (total is None and code == _NOT_SUPPORTED):
             return False
-        if _INTEGRATED.search(card.device.name or "") or (self._root / "etc/nv_tegra_release").exists():
+        if is_integrated(card.device.name) or (self._root / "etc/nv_tegra_release").exists():
             return True
         with contextlib.suppress(UnavailableError):
             return bool(self._ask("nvmlDeviceGetAddressingMode", card.handle) == _ADDRESSING_ATS)
