@@ -35,7 +35,8 @@ class Asked(msgspec.Struct, frozen=True):
     no_color: bool
 
 
-def _total(ctx: click.Context, param: click.Parameter, value: str | None) -> Total | None:
+def gpu_total_of(ctx: click.Context, param: click.Parameter, value: str | None) -> Total | None:
+    """The card's memory that an option names."""
     if value is None:
         return None
     from memledger.cards import parse_total
@@ -90,7 +91,7 @@ _REPORT_OPTIONS: Final = (
     click.option("--rank", metavar="LABEL", help="Print these ranks only: TP3, 'DP1 TP0', 'pid 4242'."),
     click.option(
         "--gpu-total",
-        callback=_total,
+        callback=gpu_total_of,
         metavar="SIZE|CARD",
         help="The card's memory, where the log does not print it: 80GiB, 81559MiB, h100, 4090.",
     ),

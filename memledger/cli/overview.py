@@ -6,6 +6,7 @@ from typing import Final
 
 COMMANDS: Final = {
     "explain": ("memledger.cli.explain", "Where the memory went, from a server's log or the running server."),
+    "oom": ("memledger.cli.oom", "What ran out of memory and why, from logs, dmesg, kubectl, nvidia-smi output."),
     "plan": ("memledger.cli.plan", "What other settings would give, and the smallest reservation that serves a load."),
     "ps": ("memledger.cli.ps", "The SGLang and vLLM servers of this machine: GPUs, memory, use now, port and log."),
     "compare": ("memledger.cli.compare", "Two runs side by side: why one holds more KV tokens than the other."),
@@ -24,6 +25,8 @@ Usage: memledger [OPTIONS] COMMAND [ARGS]...
 
     memledger explain server.log     a finished or growing log; no GPU needed
     memledger explain --pid 4242     a running server: finds log and GPUs itself
+    memledger oom server.log dmesg.txt
+                                     what ran out, when and why, and what to do
     memledger plan server.log --concurrency 4 --context 128k
                                      the smallest reservation that serves it
     memledger demo                   what the answer looks like

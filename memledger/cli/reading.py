@@ -20,17 +20,22 @@ from memledger.sanitize import clean
 
 if TYPE_CHECKING:
     from memledger.cards import Total
+    from memledger.events import Event
 
 SHOWS_PROGRESS_FROM: Final = 50 * 10**6
 """Bytes of an input from which a bar is worth its line (on a terminal only)."""
 
 
 class ReadResult(msgspec.Struct, frozen=True):
-    """A report, what could not be read (`problems`), and what to say where nothing was recognised (`nothing`)."""
+    """A report, what could not be read (`problems`), and what to say where nothing was recognised (`nothing`).
+
+    `heads`: how each input begins.
+    """
 
     report: Report
     problems: tuple[str, ...] = ()
     nothing: tuple[str, ...] = ()
+    heads: tuple[bytes, ...] = ()
 
 
 def rules(files: Sequence[Path]) -> RuleSet:
@@ -53,11 +58,12 @@ def read(
     *,
     model_config: Path | None = None,
     look_here: bool = False,
+    tap: Callable[[Event], None] | None = None,
 ) -> ReadResult:
     """Read every input that can be read, and explain it.
 
     `model_config` is the model's `config.json`, where the user gave it; `look_here`: whether this machine may be looked at
-    for it otherwise. With `on_news` the input is followed as it grows: it is called with each new report until the user ends it.
+    for it otherwise. `tap` is shown every event. With `on_news` the input is followed as it grows: it is called with each new report until the user ends it.
     """
     in_force = rules(rule_files)
     refused = _unusable(model_config)
@@ -70,16 +76,16 @@ def read(
 
     try:
         if on_news is None:
-            got = pipeline.read(files, in_force, progress=bar)
+            got = pipeline.read(files, in_force, progress=bar, tap=tap)
         else:
             with interrupted() as ended:
-                got = pipeline.read(files, in_force, on_idle=on_idle, ended=ended)
+                got = pipeline.read(files, in_force, on_idle=on_idle, ended=ended, tap=tap)
     finally:
         if bar is not None:
             bar.finish()
     problems = tuple(clean(problem) for problem in (*got.problems, *([refused] if refused else ())))
     report = complete(got.report, gpu_total, model_config, look_here=look_here, refused=refused)
-    return ReadResult(report, problems, nothing_recognised(got))
+    return ReadResult(report, problems, nothing_recognised(got), got.heads)
 
 
 @contextlib.contextmanager

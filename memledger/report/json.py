@@ -14,6 +14,11 @@ SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 
 def encode(report: Report) -> bytes:
     """The report as one JSON document, ending in a newline. Text from the log is cleaned and masked."""
+    return msgspec.json.format(msgspec.json.encode(safe(report)), indent=1) + b"\n"
+
+
+def safe(report: Report) -> Report:
+    """The report with its text cleaned and masked."""
     # A file name need not be text: what is not comes out as `?`.
     inputs = tuple(
         msgspec.structs.replace(i, path=_text(i.path), notes=tuple(clean(_text(note)) for note in i.notes))
@@ -23,14 +28,13 @@ def encode(report: Report) -> bytes:
         msgspec.structs.replace(s, reason=clean(_text(s.reason), 2000) if s.reason is not None else None)
         for s in report.sources
     )
-    safe = msgspec.structs.replace(
+    return msgspec.structs.replace(
         report,
         inputs=inputs,
         sources=sources,
         servers=tuple(_safe(s) for s in report.servers),
         live=_safe_live(report.live) if report.live is not None else None,
     )
-    return msgspec.json.format(msgspec.json.encode(safe), indent=1) + b"\n"
 
 
 def schema() -> dict[str, Any]:
@@ -66,23 +70,24 @@ def _safe(server: Server) -> Server:
 
 def _safe_live(live: Live) -> Live:
     """Whatever a snapshot holds: it may be somebody else's file."""
-    return msgspec.convert(_cleaned(msgspec.to_builtins(live)), Live)
+    return msgspec.convert(cleaned(msgspec.to_builtins(live)), Live)
 
 
-def _cleaned(value: Any) -> Any:
+def cleaned(value: Any) -> Any:
+    """Values of JSON with every text cleaned and masked."""
     if isinstance(value, str):
         return clean(_text(value), 2000)
     if isinstance(value, dict):
-        return {key: _cleaned(item) for key, item in value.items()}
+        return {key: cleaned(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_cleaned(item) for item in value]
+        return [cleaned(item) for item in value]
     return value
 
 
 def _safe_rank(rank: Rank) -> Rank:
     gpu = msgspec.structs.replace(rank.gpu, name=_clean(rank.gpu.name), uuid=_clean(rank.gpu.uuid))
     entries = tuple(
-        msgspec.structs.replace(e, detail=_cleaned(e.detail)) if e.account == "other_processes" else e
+        msgspec.structs.replace(e, detail=cleaned(e.detail)) if e.account == "other_processes" else e
         for e in rank.entries
     )
     return msgspec.structs.replace(rank, gpu=gpu, host=_clean(rank.host), entries=entries)
