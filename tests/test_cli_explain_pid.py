@@ -77,9 +77,10 @@ def report(result):
 # ------------------------------------------------------------------------------------------------------- finding it all
 
 
-@pytest.mark.parametrize("which", ["root", "VLLM::EngineCore", "VLLM::Worker_TP1"])
+@pytest.mark.parametrize("which", ["root", "VLLM::EngineCore", "VLLM::Worker_TP1", "the process that started it"])
 def test_any_process_of_the_server_will_do(vllm, which):
-    found = report(memledger("explain", "--pid", vllm.pids[which], "--format", "json", scenario=vllm.scenario))
+    pid = vllm.pids.get(which, os.getpid())
+    found = report(memledger("explain", "--pid", pid, "--format", "json", scenario=vllm.scenario))
     live = found["live"]
     assert live["pid"] == vllm.root
     assert live["log"]["verdict"] == "yes"

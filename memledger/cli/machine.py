@@ -145,7 +145,9 @@ def _log(
     """The log's report: of the files that were given, else of the log that the server writes, else rebuilt from the server itself."""
     own = not files and server is not None and server.log.path is not None
     names = list(files) if files else [server.log.path] if server is not None and server.log.path is not None else []
-    taken = Snapshot(SCHEMA, __version__, sample, pid=machine.pid, own_log=own)
+    # The process that was asked for may be a thread of the server or the shell that started it.
+    pid = server.pid if server is not None else machine.pid
+    taken = Snapshot(SCHEMA, __version__, sample, pid=pid, own_log=own)
     if names:
         result = reading.read(
             names,
