@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
+from memledger.atomic import write_bytes
 from memledger.ledger import Report
 from memledger.live.sample import Sample
 from memledger.sanitize import clean
@@ -69,23 +67,9 @@ def write(path: Path, snapshot: Snapshot) -> None:
     Raises:
         SnapshotError: it can't be written.
     """
-    data = encode(snapshot)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        write_bytes(path, encode(snapshot), mode=0o600)
     except OSError as error:
-        raise SnapshotError(
-            f"the snapshot can't be written to {clean(str(path))}: {error.strerror or error}"
-        ) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o600)
-        Path(name).replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
         raise SnapshotError(
             f"the snapshot can't be written to {clean(str(path))}: {error.strerror or error}"
         ) from error
