@@ -26,30 +26,30 @@ def at(line, text="a line", source=0):
 
 
 def server(**changes):
-    fields = dict(
-        framework="vllm",
-        framework_version="0.25.0",
-        model="/models/example-hybrid-30b",
-        span=(Span(0, 1, 90),),
-        started_at="2026-09-09T11:50:00",
-        state="failed",
-    )
+    fields = {
+        "framework": "vllm",
+        "framework_version": "0.25.0",
+        "model": "/models/example-hybrid-30b",
+        "span": (Span(0, 1, 90),),
+        "started_at": "2026-09-09T11:50:00",
+        "state": "failed",
+    }
     return Server(**{**fields, **changes})
 
 
 def prefill(**changes):
     """2.00 GiB asked for in a prefill with 1.91 GiB free; the rows sum to the total."""
-    fields = dict(
-        kind="prefill",
-        phase="prefill",
-        confidence=0.7,
-        cause="a prefill of 8,192 tokens asked for 2.00 GiB with 1.91 GiB free",
-        server=0,
-        at="2026-09-09T12:03:11",
-        fatal=True,
-        device_memory=True,
-        ranks=("TP0", "TP1"),
-        numbers=Numbers(
+    fields = {
+        "kind": "prefill",
+        "phase": "prefill",
+        "confidence": 0.7,
+        "cause": "a prefill of 8,192 tokens asked for 2.00 GiB with 1.91 GiB free",
+        "server": 0,
+        "at": "2026-09-09T12:03:11",
+        "fatal": True,
+        "device_memory": True,
+        "ranks": ("TP0", "TP1"),
+        "numbers": Numbers(
             gpu_index=3,
             requested_bytes=gib(2),
             total_bytes=gib(95),
@@ -59,9 +59,9 @@ def prefill(**changes):
             reserved_unallocated_bytes=gib(1.44),
             other_processes=(OtherProcess(4242, gib(0.3), "python3"),),
         ),
-        request=Decoded("between 1.995 and 2.005 GiB", low_bytes=gib(1.995), high_bytes=gib(2.005)),
-        state=ServerState(1, 0, 0.12, None, 8192, basis="vLLM's crash dump", at="2026-09-09T12:03:11"),
-        holders=(
+        "request": Decoded("between 1.995 and 2.005 GiB", low_bytes=gib(1.995), high_bytes=gib(2.005)),
+        "state": ServerState(1, 0, 0.12, None, 8192, basis="vLLM's crash dump", at="2026-09-09T12:03:11"),
+        "holders": (
             Holder("this process", gib(92.57), 5 * MIB, evidence=at(70)),
             Holder("allocated by PyTorch", gib(89.02), 5 * MIB, level=1, evidence=at(70)),
             Holder("reserved, not allocated", gib(1.44), 5 * MIB, level=1, evidence=at(70)),
@@ -72,54 +72,54 @@ def prefill(**changes):
             Holder("total", gib(95), 5 * MIB, kind="total", evidence=at(70)),
             Holder("asked for", gib(2), 5 * MIB, kind="asked", evidence=at(70)),
         ),
-        findings=(Finding("ML201", "out of memory", "error", gib(2), "An allocation of 2.00 GiB failed.", at(70)),),
-        evidence=at(70, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
-        chain=(
+        "findings": (Finding("ML201", "out of memory", "error", gib(2), "An allocation of 2.00 GiB failed.", at(70)),),
+        "evidence": at(70, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
+        "chain": (
             Link("CUDA out of memory", "cause", "2026-09-09T12:03:11", 1, at(70)),
             Link("EngineDeadError", "consequence", "2026-09-09T12:03:12", 4, at(80)),
         ),
-        timeline=(
+        "timeline": (
             Moment("2026-09-09T11:51:00", "weights loaded", gib(54.82), None, at(4)),
             Moment("2026-09-09T11:55:00", "KV cache allocated", gib(32.32), gib(2.95), at(9)),
             Moment("2026-09-09T12:03:11", "the failure", None, gib(1.91), at(70)),
         ),
-        candidates=(
+        "candidates": (
             Candidate("prefill", "the chunk's transient tensors", "CUDA_LAUNCH_BLOCKING=1 memledger oom server.log"),
             Candidate("fragmentation", "blocks too small for the request"),
         ),
-        advice=(
+        "advice": (
             Advice(
                 "lower",
                 "4.7 GiB less for the pools leave room for the transient",
                 Remedy(("--gpu-memory-utilization", "0.89"), basis="0.94 - 4.7 / 95"),
             ),
         ),
-        collect=("nvidia-smi at the moment of the failure",),
-        notes=("the figures are of rank TP0",),
-        basis="the figures and the crash dump",
-    )
+        "collect": ("nvidia-smi at the moment of the failure",),
+        "notes": ("the figures are of rank TP0",),
+        "basis": "the figures and the crash dump",
+    }
     return Incident(**{**fields, **changes})
 
 
 def negative(**changes):
     """On-chip memory of a kernel: not the device's."""
-    fields = dict(
-        kind="not_device_memory",
-        phase="serving",
-        confidence=0.9,
-        cause="a Triton kernel asked for 163,840 bytes of shared memory, on the chip, where the limit is 101,376",
-        device_memory=False,
-        evidence=at(12, "OutOfResources: out of resource: shared memory"),
-    )
+    fields = {
+        "kind": "not_device_memory",
+        "phase": "serving",
+        "confidence": 0.9,
+        "cause": "a Triton kernel asked for 163,840 bytes of shared memory, on the chip, where the limit is 101,376",
+        "device_memory": False,
+        "evidence": at(12, "OutOfResources: out of resource: shared memory"),
+    }
     return Incident(**{**fields, **changes})
 
 
 def report(*incidents, servers=None, **changes):
-    fields = dict(
-        version="0.1.0",
-        inputs=(Input("server.log", 9000, 90),),
-        sources=(Source("log", "ok"),),
-        incidents=tuple(incidents),
-        servers=(server(),) if servers is None else tuple(servers),
-    )
+    fields = {
+        "version": "0.1.0",
+        "inputs": (Input("server.log", 9000, 90),),
+        "sources": (Source("log", "ok"),),
+        "incidents": tuple(incidents),
+        "servers": (server(),) if servers is None else tuple(servers),
+    }
     return OomReport(**{**fields, **changes})

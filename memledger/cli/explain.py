@@ -12,6 +12,7 @@ from memledger.cli import app, overview
 from memledger.cli.options import Asked, Machine, live_options, report_options
 
 if TYPE_CHECKING:
+    from memledger.cli.incidents import FailureTap
     from memledger.cli.reading import ReadResult
     from memledger.conditions import Condition
     from memledger.ledger import Report
@@ -92,9 +93,11 @@ def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = 
     import msgspec
 
     from memledger.cli import output, reading
+    from memledger.cli.incidents import FailureTap
     from memledger.findings.selection import Selection
 
     options = shown_options(asked, shown)
+    tap = FailureTap() if asked.format_ != "json" else None
     wanted = Selection(asked.select, asked.ignore)
     redraw = (lambda report: _redraw(wanted.apply(report), options, asked)) if follow else None
     result = reading.read(
@@ -104,11 +107,32 @@ def report_on(files: Sequence[str], asked: Asked, shown: str, *, follow: bool = 
         redraw,
         model_config=asked.model_config,
         look_here=not asked.no_live,
+        tap=tap,
     )
     result = msgspec.structs.replace(result, report=wanted.apply(result.report))
+    if tap is not None:
+        result, options = _with_incidents(result, options, asked, files, tap)
     if follow:
         output.clear_screen()
     return finish(result, options, asked)
+
+
+def _with_incidents(
+    result: ReadResult, options: Options, asked: Asked, files: Sequence[str], tap: FailureTap
+) -> tuple[ReadResult, Options]:
+    """What the report says of a failure in its log, and of one in an input without a server."""
+    import msgspec
+
+    from memledger.cli import incidents
+
+    found = tap.report(result, asked.model_config, look_here=not asked.no_live)
+    if found is None:
+        return result, options
+    command = " ".join(["memledger oom", *map(_quoted, files)])
+    if not result.report.servers:
+        told = (*result.nothing, f"It holds a failure on memory, though: {command}")
+        return msgspec.structs.replace(result, nothing=told), options
+    return result, msgspec.structs.replace(options, incidents=incidents.sentences(found), oom_command=command)
 
 
 def shown_options(asked: Asked, command: str) -> Options:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from memledger.cli import app, overview
+from memledger.cli import app, incidents, overview
 from memledger.cli.options import MODEL_CONFIG, gpu_total_of
 
 if TYPE_CHECKING:
     from memledger.cards import Total
     from memledger.cli.reading import ReadResult
-    from memledger.ledger import Server
-    from memledger.model.architecture import Architecture
     from memledger.postmortem.incident import OomReport
     from memledger.postmortem.symptom import Symptoms
 
@@ -83,7 +81,7 @@ def command(
     if not files:
         raise click.UsageError("Give what the server left behind: memledger oom server.log dmesg.txt (or - for stdin).")
     result, symptoms = _read(files, rule_files, gpu_total, model_config, look_here=not no_live)
-    report = assembled(result, symptoms, model_config, look_here=not no_live)
+    report = incidents.assembled(result, symptoms, model_config, look_here=not no_live)
     known = bool(report.incidents or report.servers or symptoms.found)
     if format_ == "json":
         from memledger.cli import output
@@ -125,34 +123,6 @@ def _read(
         tap=log.feed,
     )
     return result, log.symptoms()
-
-
-def assembled(result: ReadResult, symptoms: Symptoms, model_config: Path | None, *, look_here: bool) -> OomReport:
-    """The report on incidents."""
-    from memledger.pipeline import Reading
-    from memledger.postmortem.assemble import incidents
-    from memledger.postmortem.incident import OomReport
-
-    read = Reading(result.report, result.problems, result.heads)
-    found = incidents(read, symptoms, _architecture_of(model_config, look_here=look_here))
-    whole = result.report
-    return OomReport(whole.version, whole.inputs, whole.sources, found, whole.servers, whole.unrecognized)
-
-
-def _architecture_of(model_config: Path | None, *, look_here: bool) -> Callable[[Server], Architecture | None]:
-    def find_of(server: Server) -> Architecture | None:
-        # Imported only where an incident asks for a model.
-        from memledger.model.find import ModelConfigError, find
-
-        if server.model is None and model_config is None:
-            return None
-        try:
-            return find(server.model, config=model_config, look_here=look_here).architecture
-        except ModelConfigError:
-            # Said already where the report was completed.
-            return None
-
-    return find_of
 
 
 def _show(

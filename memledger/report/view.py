@@ -172,6 +172,9 @@ class Options(msgspec.Struct, frozen=True):
     gpu_total: bool = False
     """Whether the card's total was given by hand: nothing more is asked for then."""
     all_findings: bool = False
+    incidents: dict[int, str] = {}
+    """The cause of the failure of a start, by the start's index, where its log has one (`memledger.postmortem`)."""
+    oom_command: str = "memledger oom"
 
 
 # ------------------------------------------------------------------------------------------------------------ choosing
@@ -270,7 +273,7 @@ def build(report: Report, index: int, options: Options) -> View:
         cause=causes(spoken, several=len(server.ranks) > 1),
         tables=tuple(tables),
         more_ranks=tuple(_one_line(group) for group in rest),
-        facts=tuple(_facts(spoken, report, options, live=_is_about(report, index))),
+        facts=(*_facts(spoken, report, options, live=_is_about(report, index)), *_incident(index, options)),
         evidence=tuple(_evidence(spoken)) if options.evidence else (),
     )
 
@@ -1127,6 +1130,12 @@ def _facts(server: Server, report: Report, options: Options, *, live: bool) -> l
     facts += [Fact("unread", text) for text in _unread(report, options)]
     facts += [Fact("next", text) for text in next_words(server, options)]
     return facts
+
+
+def _incident(index: int, options: Options) -> list[Fact]:
+    """The failure in two lines: what it comes to, and the command that says more."""
+    cause = options.incidents.get(index)
+    return [] if cause is None else [Fact("incident", cause), Fact("next", options.oom_command)]
 
 
 def _other_findings(server: Server, options: Options) -> list[Finding]:
