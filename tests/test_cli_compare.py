@@ -163,6 +163,8 @@ def bad_inputs(folder):
     )
     (folder / "plan.json").write_text('{"schema": "memledger/1", "plan": null}')
     (folder / "wrong.json").write_text('{"schema": "memledger/1", "servers": [{"framework": "other"}]}')
+    huge = '{"schema": "memledger/1", "version": "1", "inputs": [], "sources": [], "servers": [], "x": [{"y": -1e300}]}'
+    (folder / "huge.json").write_text(huge)
     (folder / "cut.json").write_text('{"schema": "memledger/1", "version"')
     (folder / "folder").mkdir()
 
@@ -178,6 +180,7 @@ def bad_inputs(folder):
         ("plan.json", 4),
         ("wrong.json", 4),
         ("cut.json", 4),
+        ("huge.json", 4),
         ("missing.log", 4),
         ("folder", 4),
     ],
