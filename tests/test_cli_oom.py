@@ -81,7 +81,7 @@ def test_the_text_is_the_golden_one(case, capsysbinary, update_golden, monkeypat
     monkeypatch.chdir(case)
     assert run(*expected(case)["inputs"], "--no-live", "--no-color", "--width", "80") == 0
     shown = capsysbinary.readouterr().out.decode()
-    golden = case / "report.txt"
+    golden = case / "oom.txt"
     if update_golden:
         golden.write_text(shown, encoding="utf-8")
     assert shown == golden.read_text(encoding="utf-8")
