@@ -1,8 +1,8 @@
 """`memledger oom` on whole inputs: what each fixture's incident is, exit codes, and inputs that are no logs."""
 
-import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,11 +103,10 @@ def test_markdown_is_written(capsysbinary):
     assert "\n| " in shown
 
 
-def test_standard_input_is_read(capsysbinary, monkeypatch):
-    stdin = io.TextIOWrapper(io.BytesIO(TORCH.encode()))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    code, got = document(capsysbinary, "-")
-    assert code == 0
+def test_standard_input_is_read():
+    command = [sys.executable, "-m", "memledger", "oom", "-", "--format", "json", "--no-live"]
+    done = subprocess.run(command, input=TORCH.encode(), capture_output=True, check=True)
+    got = json.loads(done.stdout)
     assert got["inputs"][0]["path"] == "-"
     assert got["incidents"][0]["numbers"]["requested_bytes"] == 2 * 2**30
 
@@ -252,8 +251,6 @@ def test_the_json_of_explain_is_as_before(capsysbinary):
 
 
 def test_the_postmortem_is_not_imported_for_a_healthy_log():
-    import subprocess
-
     log = FIXTURES / "vllm-0.31-tp2" / "server.log"
     script = (
         "import sys; from memledger.cli import app; code = app.run(['explain', sys.argv[1], '--no-live']);"
