@@ -17,6 +17,9 @@ _SIZE: Final = re.compile(r"(\d{1,15})\s*(B|KiB|MiB|GiB|KB|MB|GB)?\s*$")
 _UNITS: Final = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": KIB, "MB": MIB, "GB": GIB}
 _MEMORY_FIELDS: Final = ("total_bytes", "reserved_bytes", "used_bytes", "free_bytes")
 
+MOST_DEVICES: Final = 512
+"""More in one output are not read: no machine has as many, and a hostile file must not take long."""
+
 Kind = Literal["compute", "graphics", "mps"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from memledger.live.smi_seen import Seen, known, number, process, size
+from memledger.live.smi_seen import MOST_DEVICES, Seen, known, number, process, size
 
 BANNER: Final = re.compile(r"\bNVIDIA-SMI\s+v?(?P<smi>\d[\w.]*)")
 _DRIVER: Final = re.compile(r"\b(?:Driver|KMD) Version:\s*(?P<version>\d[\w.]*)")
@@ -35,7 +35,7 @@ _FREE_FROM_TOTAL: Final = 470
 def tables(lines: list[str]) -> list[list[str]]:
     """The lines of each table, from one banner to the next."""
     starts = [at for at, line in enumerate(lines) if BANNER.search(line)]
-    return [lines[start:end] for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    return [lines[start:end] for start, end in zip(starts, [*starts[1:], len(lines)], strict=False)]
 
 
 def versions(lines: list[str]) -> tuple[str | None, str | None]:
@@ -68,7 +68,7 @@ def read_table(lines: list[str]) -> list[Seen]:
             _process(line, devices)
         elif section == "mig":
             _instance(line, devices)
-        elif (head := _HEAD.search(line)) is not None:
+        elif len(devices) < MOST_DEVICES and (head := _HEAD.search(line)) is not None:
             devices.append(_head(head))
             after_head = 0
         elif devices and line.count("|") > 1:
@@ -146,7 +146,7 @@ def _free(device: Seen, driver: str | None) -> None:
 def _instance(line: str, devices: list[Seen]) -> None:
     found = _MIG.search(line)
     parent = None if found is None else _gpu(devices, int(found["index"]))
-    if found is None or parent is None:
+    if found is None or parent is None or len(devices) >= MOST_DEVICES:
         return
     instance = Seen(parent=parent)
     instance.gpu_instance, instance.compute_instance = int(found["gi"]), int(found["ci"])
