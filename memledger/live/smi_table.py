@@ -60,7 +60,8 @@ def read_table(lines: list[str]) -> list[Seen]:
             # The border under the last row: the list is whole.
             list_ends = section == "processes" and "=" not in line
         elif section == "processes":
-            list_ends = False
+            if list_ends:
+                break
             if not line.strip():
                 continue
             if "|" not in line and not line.strip().startswith("+"):

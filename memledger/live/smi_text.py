@@ -172,10 +172,13 @@ def read_rows(columns: dict[str, tuple[int, str]], lines: list[str]) -> tuple[li
     devices: list[Seen] = []
     driver: str | None = None
     width = max(at for at, _ in columns.values()) + 1
-    for line in lines:
+    for at_line, line in enumerate(lines, 1):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != width or len(devices) >= MOST_DEVICES or header(line) is not None:
             break
+        if at_line == len(lines) and cells[-1].isdecimal():
+            # The file ends without a line's end: without its unit the last figure may be cut off.
+            cells[-1] = ""
         row = {name: cells[at] for name, (at, _) in columns.items()}
         driver = driver or known(row.get("driver_version"))
         device = _row_device(row, columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 from xml.etree.ElementTree import Element, ParseError, XMLPullParser
 
@@ -37,8 +38,9 @@ def read_xml(text: str) -> Document:
         # What ended before the fault is read all the same.
         found.complete = False
     with contextlib.suppress(ParseError):
-        for event in parser.read_events():
-            _take(found, event[1])
+        events: Iterator[Any] = parser.read_events()
+        for _, element in events:
+            _take(found, element)
     return found
 
 
