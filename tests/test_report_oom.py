@@ -10,7 +10,7 @@ import pytest
 from sample_incidents import at, negative, prefill, report, server
 
 from memledger.ledger import Input
-from memledger.postmortem.incident import KINDS, Holder, Numbers, Phase
+from memledger.postmortem.incident import KINDS, Advice, Holder, Numbers, Phase
 from memledger.report import oom_markdown, oom_text
 from memledger.report.oom_json import encode, schema, schema_text
 from memledger.report.oom_view import PHASES, build, confidence, headline, state_words
@@ -101,7 +101,12 @@ def test_candidates_come_with_the_command_that_decides_and_advice_with_its_flags
     shown = text(prefill())
     assert "decide     CUDA_LAUNCH_BLOCKING=1 memledger oom server.log" in shown
     assert "flags      --gpu-memory-utilization 0.89" in shown
-    assert "lower it: 4.7 GiB less" in " ".join(shown.split())
+    assert "do 4.7 GiB less for the pools" in " ".join(shown.split())
+
+
+def test_the_direction_of_an_advice_is_said_where_its_text_does_not():
+    plain = Advice("raise", "the fraction, by the 4.7 GiB that are missing")
+    assert "do raise: the fraction, by the 4.7 GiB" in " ".join(text(prefill(advice=(plain,))).split())
 
 
 def test_a_negative_says_that_it_is_no_device_out_of_memory_and_why():

@@ -32,7 +32,14 @@ PHASES: Final[dict[str, str]] = {
     "unknown": "when is not in the input",
 }
 _FRAMEWORKS: Final = {"sglang": "SGLang", "vllm": "vLLM"}
-_DIRECTIONS: Final = {"lower": "lower it", "raise": "raise it", "free": "free memory", "change": "change", "none": ""}
+_SAYS: Final[dict[str, tuple[str, ...]]] = {
+    "lower": ("lower", "less", "fewer", "smaller", "shorter"),
+    "raise": ("raise", "more", "higher", "larger"),
+    "free": ("free", "end ", "stop", "kill"),
+    "change": ("",),
+    "none": ("",),
+}
+"""Words that tell a direction already: it is put before a text without them."""
 _DATED: Final = len("2026-09-09T")
 MOST_RANKS: Final = 4
 LONGEST: Final = 1200
@@ -278,7 +285,7 @@ def same_day(steps: Sequence[Step]) -> str:
 def _todo(one: Incident) -> list[Fact]:
     facts = []
     for candidate in one.candidates:
-        facts.append(Fact("maybe", f"{clean(candidate.cause, LONGEST)} ({candidate.kind})"))
+        facts.append(Fact("maybe", f"{clean(candidate.cause, LONGEST).rstrip('.')} ({candidate.kind})"))
         if candidate.command:
             facts.append(Fact("decide", clean(candidate.command, LONGEST)))
     for advice in one.advice:
@@ -287,10 +294,9 @@ def _todo(one: Incident) -> list[Fact]:
 
 
 def _advice(advice: Advice) -> list[Fact]:
-    direction = _DIRECTIONS[advice.direction]
     text = clean(advice.text, LONGEST)
-    said = f"{direction}: {text}" if direction and not text.lower().startswith(direction.split()[0]) else text
-    facts = [Fact("do", said)]
+    said = any(word in text.lower() for word in _SAYS[advice.direction])
+    facts = [Fact("do", text if said else f"{advice.direction}: {text}")]
     if advice.remedy is not None and advice.remedy.flags:
         effects = _effects(advice)
         flags = clean(" ".join(advice.remedy.flags), LONGEST)
