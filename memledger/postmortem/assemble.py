@@ -1,0 +1,291 @@
+"""Symptoms and servers to incidents: one root cause for each failure, what followed from it, and where it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from memledger.ledger import Report, Server
+from memledger.model.architecture import Architecture
+from memledger.pipeline import Reading
+from memledger.postmortem import causes, decode, figures, phase
+from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Phase
+from memledger.postmortem.symptom import Frame, Symptom, Symptoms
+
+ArchitectureOf = Callable[[Server], Architecture | None]
+
+NEAR_LINES: Final = 2000
+NEAR_SECONDS: Final = 300.0
+"""Failures farther apart than both are incidents of their own."""
+FRAME_LINES: Final = 400
+"""How far from the failing line a traceback of the same input may stand."""
+MOST_INCIDENTS: Final = 50
+
+_HOST_KILLS: Final = frozenset(
+    {"kernel_oom", "cgroup_oom", "container_killed", "oomd", "slurm_oom", "ray_memory_monitor", "evicted", "unit_oom"}
+)
+_WEAK: Final = {
+    "exit_code": 3,
+    "cuda_error": 1,
+    "nvml_hides_oom": 1,
+    "container_killed": 1,
+    "unit_oom": 2,
+    "startup_check": 0,
+}
+"""Symptoms that others explain: of several in one failure the strongest is the cause, then the first."""
+_COLLECT: Final = (
+    "the whole log from the start of the server (`memledger oom LOG`), not the last lines only",
+    "nvidia-smi at the moment of the failure, or right after, on the host",
+    "dmesg -T of the machine, kubectl describe pod of the container",
+)
+
+
+def incidents(
+    reading: Reading, symptoms: Symptoms, architecture_of: ArchitectureOf | None = None
+) -> tuple[Incident, ...]:
+    """Every failure of the inputs, those that ended a server first, then in order.
+
+    Args:
+        reading: the report on the same inputs (servers with their ledgers).
+        symptoms: what their lines say about failures.
+        architecture_of: gives the model of a server where it is known, for telling what was asked for.
+    """
+    groups = _merged(_groups(reading.report, symptoms))
+    found = [_incident(reading.report, symptoms, group, architecture_of) for group in groups[:MOST_INCIDENTS]]
+    return tuple(sorted(found, key=lambda one: (not one.fatal, one.kind == "not_device_memory")))
+
+
+class _Group(msgspec.Struct):
+    """Root symptoms of one failure; `server` is the index of the start that they belong to."""
+
+    server: int | None
+    roots: list[Symptom]
+
+    @property
+    def first(self) -> Symptom:
+        """The cause: the strongest symptom, of these the first."""
+        return min(self.roots, key=lambda s: (s.role != "cause", _WEAK.get(s.kind, 0), s.input, s.line))
+
+
+def _groups(report: Report, symptoms: Symptoms) -> list[_Group]:
+    """The failures in the inputs."""
+    found: list[_Group] = []
+    for key, members in _by_start(report, symptoms.found).items():
+        for root in _roots(members):
+            last = found[-1] if found else None
+            if (
+                last is not None
+                and last.server == key[1]
+                and last.roots[-1].input == root.input
+                and _near(last.roots[-1], root)
+            ):
+                last.roots.append(root)
+            else:
+                found.append(_Group(key[1], [root]))
+    return found
+
+
+def _by_start(report: Report, found: Iterable[Symptom]) -> dict[tuple[int, int | None], list[Symptom]]:
+    members: dict[tuple[int, int | None], list[Symptom]] = {}
+    for symptom in found:
+        members.setdefault((symptom.input, _server_of(report, symptom)), []).append(symptom)
+    return members
+
+
+def _server_of(report: Report, symptom: Symptom) -> int | None:
+    """The start that a line belongs to: the last one of its input that begins before it."""
+    at = None
+    for index, server in enumerate(report.servers):
+        for span in server.span:
+            if span.input == symptom.input and span.first_line <= symptom.line:
+                at = index
+    return at
+
+
+def _roots(members: Sequence[Symptom]) -> list[Symptom]:
+    """The symptoms that may be causes; where no line names one, what stands beside a failure, then what only looks like one."""
+    named = [s for s in members if s.role == "cause"]
+    if named:
+        return named
+    ended = any(s.role == "consequence" or s.kind == "exception" for s in members)
+    if ended and not any(s.kind == "recovered" for s in members):
+        tried = [s for s in members if s.kind == "allocator_retry"]
+        if tried:
+            return tried[:1]
+    summaries = [s for s in members if s.kind == "memory_summary" and s.counts.get("ooms")]
+    return summaries[:1] or [s for s in members if s.role == "not_memory"]
+
+
+def _near(before: Symptom, after: Symptom) -> bool:
+    """Whether two lines belong to one failure: close in the log, or in time."""
+    apart = _seconds(before.time, after.time)
+    if apart is not None:
+        return apart <= NEAR_SECONDS
+    return after.line - before.line <= NEAR_LINES
+
+
+def _seconds(before: str | None, after: str | None) -> float | None:
+    if before is None or after is None:
+        return None
+    try:
+        return abs((datetime.fromisoformat(after) - datetime.fromisoformat(before)).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def _merged(groups: list[_Group]) -> list[_Group]:
+    """A server that was killed and the kernel's (or container's) line that says by whom are one failure."""
+    kills = [g for g in groups if g.first.kind in _HOST_KILLS]
+    ends = [g for g in groups if all(s.kind == "exit_code" for s in g.roots)]
+    if len(kills) != 1 or not ends:
+        return groups
+    kill = kills[0]
+    for end in ends:
+        if end is not kill:
+            kill.server = kill.server if kill.server is not None else end.server
+            kill.roots.extend(end.roots)
+    return [g for g in groups if g is kill or g not in ends]
+
+
+def _incident(report: Report, symptoms: Symptoms, group: _Group, architecture_of: ArchitectureOf | None) -> Incident:
+    root = group.first
+    server = report.servers[group.server] if group.server is not None else None
+    beside = [s for s in symptoms.found if s.input == root.input and _server_of(report, s) == _server_of(report, root)]
+    frames = _frames(root, beside)
+    numbers = figures.numbers_of(root)
+    when, told = phase.of(root, frames, server)
+    cause = causes.judge(root, numbers, when, frames, server)
+    when = _refined(when, cause)
+    chain = _chain(group, beside)
+    return Incident(
+        kind=cause.kind,
+        phase=when,
+        confidence=cause.confidence,
+        cause=cause.text,
+        server=group.server,
+        at=root.time,
+        fatal=_fatal(server, beside, chain),
+        device_memory=cause.device_memory,
+        ranks=_ranks(group.roots),
+        numbers=numbers,
+        request=_request(root, server, frames, architecture_of),
+        holders=figures.holders_of(root, numbers),
+        findings=tuple(f for f in server.findings if f.code.startswith("ML2")) if server is not None else (),
+        evidence=root.evidence,
+        chain=chain,
+        timeline=_timeline(server, root),
+        candidates=_several(cause),
+        advice=cause.advice,
+        collect=_COLLECT if cause.confidence <= 0.5 else (),
+        notes=(*root.notes, *figures.notes_of(numbers)),
+        basis=cause.basis if not told or cause.basis != "where it happened" else told,
+    )
+
+
+def _several(cause: causes.Cause) -> tuple[Candidate, ...]:
+    """The candidates, the conclusion itself first; none where the input decides."""
+    if not cause.candidates:
+        return ()
+    if any(c.kind == cause.kind for c in cause.candidates):
+        return cause.candidates
+    return (Candidate(cause.kind, cause.text), *cause.candidates)
+
+
+def _refined(when: Phase, cause: causes.Cause) -> Phase:
+    """A phase that was not told, or only that it was serving, as the cause tells it."""
+    if cause.kind in {"prefill", "decode"} and when in {"unknown", "serving"} and cause.confidence >= 0.5:
+        return "prefill" if cause.kind == "prefill" else "decode"
+    if cause.kind == "host_memory" and when == "unknown":
+        return "host"
+    return when
+
+
+def _frames(root: Symptom, beside: Sequence[Symptom]) -> tuple[Frame, ...]:
+    """The traceback of the failure: its own, else those of lines near it."""
+    if root.frames:
+        return root.frames
+    near = [s for s in beside if s.frames and abs(s.line - root.line) <= FRAME_LINES]
+    same = [s for s in near if s.prefix.ranks == root.prefix.ranks] or near
+    return same[0].frames if same else ()
+
+
+def _fatal(server: Server | None, beside: Sequence[Symptom], chain: Sequence[Link]) -> bool | None:
+    if any(link.role == "consequence" for link in chain) or (server is not None and server.state == "failed"):
+        return True
+    return False if any(s.kind == "recovered" for s in beside) else None
+
+
+def _chain(group: _Group, beside: Sequence[Symptom]) -> tuple[Link, ...]:
+    """The failure, then every kind of consequence once, in order."""
+    root = group.first
+    links = [Link(root.message, "cause", root.time, root.repeats + 1, root.evidence)]
+    later: dict[str, Link] = {}
+    others = [s for s in group.roots if s is not root and s.kind != root.kind]
+    for symptom in [*others, *(s for s in beside if s.role == "consequence")]:
+        known = later.get(symptom.rule)
+        if known is None:
+            later[symptom.rule] = Link(
+                symptom.message, "consequence", symptom.time, symptom.repeats + 1, symptom.evidence
+            )
+        else:
+            later[symptom.rule] = msgspec.structs.replace(known, times=known.times + symptom.repeats + 1)
+    return (*links, *later.values())
+
+
+def _ranks(roots: Sequence[Symptom]) -> tuple[str, ...]:
+    """The ranks that failed alike, by their labels, else by the device that the process names."""
+    labels = []
+    for symptom in roots:
+        named = [f"{name.upper()}{value}" for name, value in symptom.prefix.ranks.items()]
+        index = symptom.counts.get("gpu_index")
+        label = " ".join(named) or (f"GPU {int(index)}" if index is not None else "")
+        if label and label not in labels:
+            labels.append(label)
+    return tuple(labels)
+
+
+def _request(
+    root: Symptom, server: Server | None, frames: Sequence[Frame], architecture_of: ArchitectureOf | None
+) -> Decoded | None:
+    """What was asked for, where the arithmetic is exact."""
+    asked = root.amounts.get("requested_bytes")
+    if asked is None or root.kind not in {"torch_oom", "torch_limit", "allocator_retry"}:
+        return None
+    if server is None:
+        told = decode.request(asked)
+    else:
+        architecture = architecture_of(server) if architecture_of is not None else None
+        told = decode.decode(asked, decode.known_of(server, architecture), [f.function for f in frames if f.function])
+    return Decoded(told.text, len(told.candidates) == 1, told.least_bytes, told.most_bytes)
+
+
+def _timeline(server: Server | None, root: Symptom) -> tuple[Moment, ...]:
+    """The start's stages, each with what it took, then the failure."""
+    failed = Moment(root.time, root.message, free_bytes=_bytes(root, "free_bytes"), evidence=root.evidence)
+    if server is None or not server.ranks:
+        return (failed,)
+    ranks = {name: value for name, value in root.prefix.ranks.items() if name in {"dp", "pp", "tp", "ep"}}
+    rank = next(
+        (r for r in server.ranks if ranks and all(getattr(r, name) == value for name, value in ranks.items())),
+        server.ranks[0],
+    )
+    moments = [
+        Moment(
+            None,
+            stage.name.replace("_", " "),
+            stage.free_before_bytes - stage.free_after_bytes
+            if stage.free_before_bytes is not None and stage.free_after_bytes is not None
+            else None,
+            stage.free_after_bytes,
+        )
+        for stage in rank.stages
+    ]
+    return (*moments, failed)
+
+
+def _bytes(symptom: Symptom, name: str) -> int | None:
+    amount = symptom.amounts.get(name)
+    return amount.bytes if amount is not None else None

@@ -1,0 +1,477 @@
+"""What ran out, and what to do: the kind of an incident with its confidence, by mechanism.
+
+A confidence above `MOST_WITHOUT_PROOF` is given only where a line of the input states the cause. Everything else is arithmetic on
+the figures of the message, and names its candidates.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from memledger.ledger import Remedy, Server
+from memledger.postmortem.incident import Advice, Candidate, Kind, Numbers, Phase
+from memledger.postmortem.symptom import Frame, Symptom
+from memledger.units import GIB, MIB
+
+CONTEXT_BYTES: Final = 1 * GIB
+"""What a process holds outside torch without being asked: CUDA context, loaded kernels, cuBLAS (about 0.3 to 1 GiB)."""
+COMMUNICATION_BYTES: Final = 6 * GIB
+"""More outside torch than contexts and libraries take: buffers of NCCL, NVSHMEM or DeepEP, or a driver's pool."""
+STATIC_REST_BYTES: Final = 64 * MIB
+"""Tensors that are made once leave next to nothing reserved and unallocated; activations leave more."""
+FRAGMENTED_SHARE: Final = 0.05
+"""Of the device: less than this reserved and unallocated is what every run of activations leaves."""
+
+WHO: Final = (
+    "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv (on the host: a container shows its own only)"
+)
+_SERVING: Final = frozenset({"serving", "prefill", "decode", "first_request"})
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """A conclusion: `basis` says what it stands on."""
+
+    kind: Kind
+    confidence: float
+    text: str
+    basis: str
+    candidates: tuple[Candidate, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    device_memory: bool | None = True
+
+
+def judge(symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame, ...], server: Server | None) -> Cause:
+    """The cause of one failure."""
+    for rule in (_not_memory, _host, _of_the_engine, _named_library, _startup_check):
+        found = rule(symptom, numbers, server)
+        if found is not None:
+            return found
+    return _device(symptom, numbers, phase, frames, server)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the line itself states.
+
+_NEGATIVES: Final = {
+    "on_chip_memory": "a kernel asked for more shared memory or registers than the chip has (a tile or block size), which is no device memory",
+    "size_bug": "a size in the code overflowed or is negative: the figure is no request that memory could serve",
+    "illegal_access": "an illegal memory access is a fault of a kernel, not a lack of memory",
+}
+
+
+def _not_memory(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
+    if symptom.kind == "workspace_overflow":
+        text = "A fixed workspace of the attention backend is too small for this batch; the device itself is not short."
+        advice = Advice(
+            "raise",
+            "Raise the backend's workspace (SGLang: SGLANG_FLASHINFER_WORKSPACE_SIZE) or lower the tokens of a batch.",
+        )
+        return Cause("workspace", 0.9, text, "the line itself", advice=(advice,), device_memory=False)
+    if symptom.kind == "unreliable":
+        text = "Not a device out-of-memory that can be trusted: no PyTorch prints these words" + _reasons(symptom) + "."
+        return Cause("unknown", 0.5, text, "the wording", device_memory=None)
+    why = _NEGATIVES.get(symptom.kind)
+    if why is None:
+        return None
+    text = f"Not a device out-of-memory: {why}."
+    return Cause("not_device_memory", 0.9, text, "the line itself", device_memory=False)
+
+
+def _reasons(symptom: Symptom) -> str:
+    return f" ({'; '.join(symptom.notes)})" if symptom.notes else ""
+
+
+_HOST: Final = {
+    "kernel_oom": "The machine ran out of host memory, and the kernel killed a process",
+    "cgroup_oom": "A container or job reached its host memory limit, and the kernel killed a process of it",
+    "oomd": "systemd-oomd killed the unit because host memory was under pressure",
+    "container_killed": "The container was killed at its host memory limit (OOMKilled)",
+    "evicted": "The pod was evicted because the node ran low on host memory",
+    "slurm_oom": "The job step reached its host memory limit",
+    "ray_memory_monitor": "Ray's memory monitor killed a worker because the node ran low on host memory",
+    "shm_full": "/dev/shm is full: the shared memory of the host, not of the GPU",
+    "host_alloc": "An allocation in host memory failed",
+    "pinned_failed": "Pinned host memory could not be had",
+    "unit_oom": "The service was killed because host memory ran out",
+}
+
+
+def _host(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
+    if symptom.kind == "exit_code":
+        code = symptom.counts.get("exit_code")
+        text = f"The process was killed by a signal (exit code {code}); that alone does not say that memory ran out."
+        asked = (
+            Candidate(
+                "host_memory",
+                "The kernel or the container's limit killed it.",
+                "dmesg -T | grep -i -E 'killed process|oom'",
+            ),
+            Candidate("unknown", "Somebody or a supervisor stopped it.", "journalctl -n 200; kubectl describe pod"),
+        )
+        return Cause("host_memory", 0.4, text, "the exit code", asked, device_memory=False)
+    why = _HOST.get(symptom.kind)
+    if why is None:
+        return None
+    name = symptom.words.get("name")
+    size = symptom.amounts.get("anon_rss_bytes")
+    whom = f": {name}" if name else ""
+    held = f", which held {size.bytes / GIB:.2f} GiB" if size is not None else ""
+    advice = [
+        Advice(
+            "raise",
+            "Raise the host memory limit, or keep less on the host (offloaded weights, host KV cache, parallel compile jobs: MAX_JOBS).",
+        )
+    ]
+    if symptom.kind == "shm_full":
+        advice = [Advice("raise", "Give the container more shared memory (--shm-size 16g, or --ipc=host).")]
+    return Cause(
+        "host_memory", 0.9, f"{why}{whom}{held}.", "the line itself", advice=tuple(advice), device_memory=False
+    )
+
+
+def _of_the_engine(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
+    if symptom.kind not in {"engine_refusal", "engine_runtime"}:
+        return None
+    rule = symptom.rule.rpartition(".")[2]
+    if "state" in rule or "mamba" in rule:
+        slots = symptom.counts.get("state_blocks")
+        held = f" ({slots} blocks of state)" if slots else ""
+        text = f"The recurrent state has room for fewer requests than the engine was told to run{held}."
+        advice = (
+            Advice("lower", "Lower the number of running requests (--max-num-seqs, --max-running-requests)."),
+            Advice("raise", "Or give the pool more memory: a higher memory fraction, where the device has room."),
+        )
+        return Cause("state_pool", 0.9, text, "the line itself", advice=advice, device_memory=None)
+    if symptom.kind == "engine_runtime":
+        text = "The KV pool ran out of tokens while serving: a pool of the engine was full, not the device."
+        ways = (
+            Advice("lower", "Lower the running requests or the tokens of a prefill batch."),
+            Advice("raise", "Or raise the pool: a higher memory fraction, a smaller KV type, more GPUs."),
+        )
+        return Cause("kv_pool", 0.9, text, "the line itself", advice=ways, device_memory=False)
+    text = (
+        "The engine refused to start: after weights and activations its budget leaves no room for the KV pool it needs."
+    )
+    ways = (
+        Advice(
+            "raise",
+            "Raise the memory fraction (--gpu-memory-utilization, --mem-fraction-static) if the device has room.",
+        ),
+        Advice(
+            "lower", "Or lower what the pool must hold (--max-model-len, --max-num-batched-tokens), or use more GPUs."
+        ),
+    )
+    return Cause("kv_pool", 0.9, text, "the line itself", advice=ways, device_memory=None)
+
+
+def _named_library(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
+    if symptom.kind == "library":
+        text = (
+            "A CUDA library (cuBLAS, cuDNN or NCCL) could not get memory outside torch: the pools left it too little."
+        )
+        advice = (Advice("lower", "Lower the memory fraction, so that libraries find memory outside the pools."),)
+        return Cause("library", 0.9, text, "the line itself", advice=advice)
+    if symptom.kind == "communication":
+        text = "NVSHMEM or DeepEP could not map its communication buffers: the pools left too little device memory."
+        advice = (
+            Advice("lower", "Lower the memory fraction, or the buffers (DeepEP's tokens per rank, NVSHMEM heap)."),
+        )
+        return Cause("communication", 0.9, text, "the line itself", advice=advice)
+    return None
+
+
+def _startup_check(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
+    if symptom.kind != "startup_check":
+        return None
+    if symptom.rule.endswith("free_memory_changed"):
+        text = (
+            "Free memory changed while the engine measured it: another process on the GPU gave memory back or took it."
+        )
+        advice = (Advice("free", "Start one server at a time on a GPU, and only when the other is up or gone."),)
+        return Cause("other_process", 0.7, text, "the line itself", (_who(),), advice)
+    total, free = numbers.total_bytes, numbers.free_bytes
+    if total is None or free is None:
+        text = "The engine found less free memory at its start than its fraction asks for."
+        return Cause("other_process", 0.5, text, "the line itself", (_who(),))
+    held = total - free
+    desired = numbers.more.get("desired_bytes")
+    short = f"; {(desired - free) / GIB:.2f} GiB are missing" if isinstance(desired, int) and desired > free else ""
+    text = f"{held / GIB:.2f} GiB of the GPU were in use before this server loaded anything{short}."
+    small = held < 0.02 * total + CONTEXT_BYTES // 2
+    lower = Advice(
+        "lower", f"Or lower the fraction to at most {max(0.0, free / total - 0.005):.2f}, which fits what is free."
+    )
+    free_it = Advice(
+        "free",
+        "End what holds the memory: often workers of the previous start (look for VLLM:: and sglang:: processes).",
+    )
+    if small:
+        text += " That is little more than a context and the driver: the fraction asks for nearly the whole device."
+        return Cause("other_process", 0.5, text, "arithmetic on the line", (_who(),), (lower,))
+    return Cause("other_process", 0.7, text, "arithmetic on the line", (_who(),), (free_it, lower))
+
+
+def _who() -> Candidate:
+    return Candidate("other_process", "A process of another server, of a previous start, or a desktop.", WHO)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A failed allocation on the device: by its figures and its phase.
+
+
+def _device(
+    symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame, ...], server: Server | None
+) -> Cause:
+    others = _others(numbers)
+    if others is not None:
+        return others
+    if symptom.kind == "nvml_hides_oom":
+        text = (
+            "An allocation failed, and the failure of NVML while the message was written hides how much was asked for."
+        )
+        ask = Candidate(
+            "unknown",
+            "Any allocation on a MIG instance or without NVML.",
+            "the log before this line: memledger oom LOG",
+        )
+        return Cause("unknown", 0.5, text, "the line itself", (ask,))
+    if symptom.kind == "memory_summary":
+        return _summary(numbers)
+    fragmented = _fragmented(numbers)
+    if fragmented is not None:
+        return fragmented
+    outside = numbers.outside_torch_bytes
+    if outside is not None and outside >= COMMUNICATION_BYTES:
+        text = (
+            f"This process holds {outside / GIB:.2f} GiB outside torch, far more than a context and libraries take: "
+            "communication buffers (NCCL, NVSHMEM, DeepEP) or memory of another allocator."
+        )
+        ask = Candidate(
+            "communication",
+            "Buffers of NCCL or DeepEP.",
+            "NCCL_DEBUG=INFO at the start; NCCL_BUFFSIZE, NVSHMEM_SYMMETRIC_SIZE",
+        )
+        return Cause("communication", 0.6, text, "arithmetic on the message", (ask,), (_lower(phase),))
+    return _by_phase(symptom, numbers, phase, frames, server)
+
+
+def _others(numbers: Numbers) -> Cause | None:
+    """Another process, where the figures leave no other place for the memory."""
+    total = numbers.total_bytes
+    if total is None:
+        return None
+    listed = [other for other in numbers.other_processes if other.bytes]
+    held = sum(other.bytes or 0 for other in listed)
+    if held > CONTEXT_BYTES and held > 0.03 * total:
+        largest = max(listed, key=lambda other: other.bytes or 0)
+        text = (
+            f"Other processes hold {held / GIB:.2f} GiB of this GPU; the largest is process {largest.pid} "
+            f"with {(largest.bytes or 0) / GIB:.2f} GiB."
+        )
+        advice = (
+            Advice(
+                "free",
+                f"End process {largest.pid} if it is a leftover of a previous start; else share the GPU on purpose.",
+            ),
+            Advice("lower", "Or lower the fraction so that both fit."),
+        )
+        return Cause("other_process", 0.9, text, "the message lists them", advice=advice)
+    rest = numbers.unaccounted_bytes
+    if rest is None:
+        return None
+    # Without the figure of the process itself, its context and libraries are in the rest too.
+    allowed = CONTEXT_BYTES if numbers.process_bytes is not None else 3 * CONTEXT_BYTES
+    asked = numbers.requested_bytes or 0
+    free = numbers.free_bytes or 0
+    if rest > allowed and rest > 0.1 * total and free < max(asked, total // 20):
+        text = f"{rest / GIB:.2f} GiB of the GPU are neither free nor this process's: another process holds them."
+        advice = (Advice("free", "Find and end it; if it belongs there, lower the fraction."),)
+        return Cause("other_process", 0.65, text, "arithmetic on the message", (_who(),), advice)
+    return None
+
+
+def _fragmented(numbers: Numbers) -> Cause | None:
+    rest, asked, total = numbers.reserved_unallocated_bytes, numbers.requested_bytes, numbers.total_bytes
+    if rest is None or asked is None or rest < asked or rest < FRAGMENTED_SHARE * (total or rest * 100):
+        return None
+    text = (
+        f"torch holds {rest / GIB:.2f} GiB that is reserved and not allocated, more than the {asked / GIB:.2f} GiB asked for: "
+        "it lies in pieces that are too small."
+    )
+    remedy = Remedy(("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",), (), "torch's allocator")
+    advice = (Advice("change", "Expandable segments let torch join such pieces.", remedy),)
+    return Cause("fragmentation", 0.7, text, "arithmetic on the message", advice=advice)
+
+
+def _summary(numbers: Numbers) -> Cause:
+    reserved, allocated = numbers.torch_reserved_bytes, numbers.torch_allocated_bytes
+    if reserved and allocated is not None and reserved - allocated > reserved // 2:
+        text = (
+            f"torch reserved {reserved / GIB:.2f} GiB and had {allocated / GIB:.2f} GiB allocated: "
+            "most of it lay in pieces that could not serve the request."
+        )
+        advice = (Advice("change", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets torch join such pieces."),)
+        return Cause("fragmentation", 0.6, text, "the memory summary", advice=advice)
+    return Cause("unknown", 0.3, "A memory summary of torch after an allocation failed.", "the memory summary")
+
+
+def _lower(phase: Phase) -> Advice:
+    return Advice(
+        "lower",
+        "Lower the memory fraction (--gpu-memory-utilization, --mem-fraction-static): less for the pools, more for what comes after.",
+    )
+
+
+_PHASES: Final[dict[str, tuple[Kind, str]]] = {
+    "weights": ("weights", "The weights do not fit on the device."),
+    "profiling": ("profiling", "The profile run, a dummy batch of the largest size, does not fit beside the weights."),
+    "pools": ("kv_pool", "The KV pool does not fit in what the weights left."),
+    "graph_capture": ("graph_capture", "CUDA graph capture needed more than weights and pools left free."),
+    "prefill": ("prefill", "A prefill batch needed more for its activations than weights, pools and graphs left free."),
+    "decode": ("decode", "A decode step needed more than weights, pools and graphs left free."),
+    "wake_up": ("kv_pool", "The memory that was given up while asleep could not be taken back."),
+}
+
+
+def _by_phase(
+    symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame, ...], server: Server | None
+) -> Cause:
+    names = " ".join(frame.function or "" for frame in frames).lower()
+    files = " ".join(frame.file for frame in frames).lower()
+    if any(word in names for word in ("init_attention_backend", "flashinfer_backend", "workspace")):
+        text = "A workspace of the attention backend, made after the pools, found too little free memory."
+        return Cause("workspace", 0.7, text, "the traceback", advice=(_lower(phase),))
+    if phase == "pools":
+        if "mamba" in names or "state_pool" in names or "mamba" in files.rpartition(" ")[2]:
+            text = "The recurrent-state pool, made for all request slots at once, does not fit."
+            ways = (
+                Advice(
+                    "lower", "Lower the state slots (--max-mamba-cache-size, --max-running-requests, --max-num-seqs)."
+                ),
+            )
+            return Cause("state_pool", 0.7, text, "the traceback", advice=ways)
+        return Cause("kv_pool", 0.7, _PHASES["pools"][1], "where it happened", advice=_pool_advice())
+    if phase == "warmup":
+        return _warmup(numbers, server)
+    if phase in _PHASES:
+        kind, text = _PHASES[phase]
+        return Cause(kind, 0.7, text, "where it happened", (), _advice(kind, phase))
+    return _unsure(symptom, numbers, phase)
+
+
+def _pool_advice() -> tuple[Advice, ...]:
+    return (
+        Advice(
+            "lower",
+            "Lower the memory fraction, or give --max-total-tokens / --max-model-len: the pool is larger than what is free.",
+        ),
+    )
+
+
+def _advice(kind: Kind, phase: Phase) -> tuple[Advice, ...]:
+    if kind == "weights":
+        return (
+            Advice(
+                "change",
+                "Use more GPUs (tensor parallel), a quantised copy, or offload; no memory fraction makes weights fit.",
+            ),
+        )
+    if kind == "profiling":
+        return (
+            Advice(
+                "lower",
+                "Lower the batch that is profiled (--max-num-batched-tokens, --max-num-seqs, images per prompt).",
+            ),
+            Advice("change", "Or leave more beside the weights: more GPUs or a quantised copy."),
+        )
+    if kind == "graph_capture":
+        return (
+            _lower(phase),
+            Advice(
+                "lower",
+                "Or capture fewer sizes (--max-cudagraph-capture-size, --cuda-graph-max-bs), or none (--enforce-eager).",
+            ),
+        )
+    if kind == "prefill":
+        return (
+            Advice(
+                "lower",
+                "Lower the prefill chunk (--max-num-batched-tokens, --chunked-prefill-size): activations grow with its tokens.",
+            ),
+            _lower(phase),
+        )
+    return (_lower(phase),)
+
+
+def _warmup(numbers: Numbers, server: Server | None) -> Cause:
+    captured = bool(numbers.private_pools_bytes) or (
+        server is not None
+        and any(
+            entry.account.startswith("cuda_graphs/") and entry.bytes > 0
+            for rank in server.ranks
+            for entry in rank.entries
+        )
+    )
+    if captured or (server is not None and server.framework == "vllm"):
+        text = "Warm-up right after CUDA graph capture found too little: pools and graphs had taken the headroom."
+        ask = Candidate(
+            "warmup",
+            "The warm-up itself (a sampler run for all sequences) is what is large.",
+            "start once with a lower --max-num-seqs",
+        )
+        return Cause("graph_capture", 0.6, text, "where it happened", (ask,), _advice("graph_capture", "warmup"))
+    text = "Warm-up found less free memory than it needed: weights and pools had taken the headroom."
+    return Cause("warmup", 0.6, text, "where it happened", advice=(_lower("warmup"),))
+
+
+def _unsure(symptom: Symptom, numbers: Numbers, phase: Phase) -> Cause:
+    """Where the phase is not in the input: what the figures of the message fit best, and what else they may be."""
+    asked, rest, total = numbers.requested_bytes, numbers.reserved_unallocated_bytes, numbers.total_bytes
+    crossing = "the log from the start of the server to this line: memledger oom LOG"
+    if asked is not None and total is not None and asked > total:
+        text = f"One tensor of {asked / GIB:.2f} GiB, more than the device has: a dummy batch of the largest input, most likely of the profile run."
+        ask = Candidate("prefill", "A single huge input while serving.", crossing)
+        return Cause("profiling", 0.5, text, "the size asked for", (ask,), _advice("profiling", phase))
+    if phase in _SERVING or numbers.private_pools_bytes:
+        if symptom.kind == "cuda_error":
+            text = "CUDA ran out of memory outside torch's allocator while serving: what the driver loads or takes on first use found nothing."
+            ask = Candidate("prefill", "A prefill batch took the rest.", crossing)
+            return Cause("decode", 0.4, text, "where it happened", (ask,), (_lower("serving"),))
+        text = "A batch needed more for its activations than weights, pools and graphs left free."
+        ask = Candidate(
+            "decode",
+            "A decode step with many sequences (logits, LoRA, sampling).",
+            "the last batch lines before the failure",
+        )
+        return Cause(
+            "prefill", 0.5, text, "graphs exist: the server was serving", (ask,), _advice("prefill", "prefill")
+        )
+    if symptom.kind == "cuda_error":
+        text = "CUDA itself ran out of memory (outside torch's allocator); the message has no figures."
+        ask = Candidate("graph_capture", "Graph instantiation, which allocates outside torch.", crossing)
+        return Cause("decode", 0.3, text, "the wording", (ask,), (_lower(phase),))
+    if asked is None or rest is None:
+        return Cause(
+            "unknown",
+            0.2,
+            "Device memory ran out; the message does not say when.",
+            "the wording",
+            (Candidate("unknown", "Any phase.", crossing),),
+        )
+    if rest < STATIC_REST_BYTES:
+        large = asked >= GIB
+        text = (
+            f"Next to nothing is reserved and unallocated ({rest / MIB:.0f} MiB), as while tensors are made that stay: "
+            + ("a pool tensor of this size." if large else "the weights.")
+        )
+        ask = Candidate(
+            "weights" if large else "kv_pool", "The weights." if large else "A layer of the KV pool.", crossing
+        )
+        kind: Kind = "kv_pool" if large else "weights"
+        advice = _pool_advice() if large else _advice("weights", "weights")
+        return Cause(kind, 0.5, text, "arithmetic on the message", (ask,), advice)
+    text = "No graphs exist yet and activations were allocated: most likely the profile run or the first batches."
+    ask = Candidate("prefill", "A prefill batch of a server without graphs.", crossing)
+    return Cause("profiling", 0.4, text, "arithmetic on the message", (ask,), _advice("profiling", phase))
