@@ -5,7 +5,6 @@ The postmortem is imported only where a line of a failure was met.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -41,7 +40,7 @@ class FailureTap:
 
     def report(self, result: ReadResult, model_config: Path | None, *, look_here: bool) -> OomReport | None:
         """The incidents of what was read; None where no line speaks of a failure on memory."""
-        if self._log is None or importlib.util.find_spec("memledger.postmortem.assemble") is None:
+        if self._log is None:
             return None
         symptoms = self._log.symptoms()
         if not symptoms.with_role("cause") and not symptoms.with_role("not_memory"):
