@@ -27,6 +27,10 @@ FRAGMENTED_SHARE: Final = 0.05
 WHO: Final = (
     "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv (on the host: a container shows its own only)"
 )
+_STARTING: Final = frozenset(
+    {"init_model_worker", "init_tp_model_worker", "init_worker", "init_device", "_init_executor"}
+)
+"""Functions that both engines pass while they start; SGLang's scheduler passes the first while it serves as well, below its loop."""
 _SERVING: Final = frozenset({"serving", "prefill", "decode", "first_request"})
 
 
@@ -146,11 +150,11 @@ def _of_the_engine(symptom: Symptom, numbers: Numbers, server: Server | None) ->
         return Cause("state_pool", 0.9, text, "the line itself", advice=advice, device_memory=None)
     if symptom.kind == "engine_runtime":
         text = "The KV pool ran out of tokens while serving: a pool of the engine was full, not the device."
-        ways = (
+        full: tuple[Advice, ...] = (
             Advice("lower", "Lower the running requests or the tokens of a prefill batch."),
             Advice("raise", "Or raise the pool: a higher memory fraction, a smaller KV type, more GPUs."),
         )
-        return Cause("kv_pool", 0.9, text, "the line itself", advice=ways, device_memory=False)
+        return Cause("kv_pool", 0.9, text, "the line itself", advice=full, device_memory=False)
     text = (
         "The engine refused to start: after weights and activations its budget leaves no room for the KV pool it needs."
     )
@@ -243,7 +247,7 @@ def _device(
     if fragmented is not None:
         return fragmented
     outside = numbers.outside_torch_bytes
-    if outside is not None and outside >= COMMUNICATION_BYTES:
+    if outside is not None and outside >= COMMUNICATION_BYTES and phase in {"unknown", "start"}:
         text = (
             f"This process holds {outside / GIB:.2f} GiB outside torch, far more than a context and libraries take: "
             "communication buffers (NCCL, NVSHMEM, DeepEP) or memory of another allocator."
@@ -287,8 +291,8 @@ def _others(numbers: Numbers) -> Cause | None:
     free = numbers.free_bytes or 0
     if rest > allowed and rest > 0.1 * total and free < max(asked, total // 20):
         text = f"{rest / GIB:.2f} GiB of the GPU are neither free nor this process's: another process holds them."
-        advice = (Advice("free", "Find and end it; if it belongs there, lower the fraction."),)
-        return Cause("other_process", 0.65, text, "arithmetic on the message", (_who(),), advice)
+        end = Advice("free", "Find and end it; if it belongs there, lower the fraction.")
+        return Cause("other_process", 0.65, text, "arithmetic on the message", (_who(),), (end,))
     return None
 
 
@@ -346,19 +350,19 @@ def _by_phase(
     if phase == "pools":
         if "mamba" in names or "state_pool" in names or "mamba" in files.rpartition(" ")[2]:
             text = "The recurrent-state pool, made for all request slots at once, does not fit."
-            ways = (
+            fewer = (
                 Advice(
                     "lower", "Lower the state slots (--max-mamba-cache-size, --max-running-requests, --max-num-seqs)."
                 ),
             )
-            return Cause("state_pool", 0.7, text, "the traceback", advice=ways)
+            return Cause("state_pool", 0.7, text, "the traceback", advice=fewer)
         return Cause("kv_pool", 0.7, _PHASES["pools"][1], "where it happened", advice=_pool_advice())
     if phase == "warmup":
         return _warmup(numbers, server)
     if phase in _PHASES:
         kind, text = _PHASES[phase]
         return Cause(kind, 0.7, text, "where it happened", (), _advice(kind, phase))
-    return _unsure(symptom, numbers, phase)
+    return _unsure(symptom, numbers, phase, starting=bool(_STARTING & set(names.split())))
 
 
 def _pool_advice() -> tuple[Advice, ...]:
@@ -426,7 +430,7 @@ def _warmup(numbers: Numbers, server: Server | None) -> Cause:
     return Cause("warmup", 0.6, text, "where it happened", advice=(_lower("warmup"),))
 
 
-def _unsure(symptom: Symptom, numbers: Numbers, phase: Phase) -> Cause:
+def _unsure(symptom: Symptom, numbers: Numbers, phase: Phase, *, starting: bool) -> Cause:
     """Where the phase is not in the input: what the figures of the message fit best, and what else they may be."""
     asked, rest, total = numbers.requested_bytes, numbers.reserved_unallocated_bytes, numbers.total_bytes
     crossing = "the log from the start of the server to this line: memledger oom LOG"
@@ -452,6 +456,10 @@ def _unsure(symptom: Symptom, numbers: Numbers, phase: Phase) -> Cause:
         text = "CUDA itself ran out of memory (outside torch's allocator); the message has no figures."
         ask = Candidate("graph_capture", "Graph instantiation, which allocates outside torch.", crossing)
         return Cause("decode", 0.3, text, "the wording", (ask,), (_lower(phase),))
+    if rest is None and asked is not None and asked >= GIB and starting:
+        text = f"While the server started, one tensor of {asked / GIB:.2f} GiB did not fit: most likely of a pool."
+        ask = Candidate("weights", "A large tensor of the weights.", crossing)
+        return Cause("kv_pool", 0.4, text, "the traceback and the size", (ask,), _pool_advice())
     if asked is None or rest is None:
         return Cause(
             "unknown",

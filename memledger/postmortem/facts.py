@@ -362,7 +362,7 @@ class SymptomLog:
 
     def _end_input(self) -> None:
         for process, frames in self._frames.items():
-            before = self._latest.get(process)
+            before = self._latest.get(process) or self._without_frames()
             if before is not None and not before.frames:
                 before.frames = tuple(frames)
         self._flush_table()
@@ -371,6 +371,13 @@ class SymptomLog:
         self._latest.clear()
         self._head.clear()
         self._recent.clear()
+
+    def _without_frames(self) -> _Draft | None:
+        """The last failure of this input without a traceback: one that an excerpt cuts off, under another prefix, is its."""
+        for draft in reversed(self._recent):
+            if draft.role in {"cause", "consequence"} and draft.event.input == self._input:
+                return None if draft.frames else draft
+        return None
 
     # -- tables
 

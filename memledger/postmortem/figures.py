@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from memledger.ledger import Basis
 from memledger.postmortem.incident import Holder, Numbers, OtherProcess
@@ -29,7 +29,7 @@ def numbers_of(symptom: Symptom) -> Numbers:
     process = symptom.amounts.get("process_bytes")
     outside = process - reserved if process is not None and reserved is not None else None
     rest = _unaccounted(symptom, process if process is not None else reserved, others)
-    more = {name: amount.bytes for name, amount in symptom.amounts.items() if name not in _PRINTED}
+    more: dict[str, Any] = {name: amount.bytes for name, amount in symptom.amounts.items() if name not in _PRINTED}
     more.pop("torch_reserved_bytes", None)
     more |= {name: count for name, count in symptom.counts.items() if name != "gpu_index"}
     index = symptom.counts.get("gpu_index")

@@ -41,7 +41,12 @@ _FUNCTIONS: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
         ),
     ),
     ("decode", re.compile(r"forward_decode|decode_forward|fused_recurrent|_forward_decode|selective_state_update")),
-    ("serving", re.compile(r"execute_model|forward_batch_generation|event_loop|run_batch|forward_thread_func")),
+    (
+        "serving",
+        re.compile(
+            r"execute_model|forward_batch_generation|event_loop|run_batch|forward_thread_func|^forward$|^_forward_core$|attention_core$"
+        ),
+    ),
 )
 """Functions of both engines that belong to one phase only, the surest first: a dummy run goes through `forward` as well."""
 
