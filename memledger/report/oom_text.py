@@ -89,7 +89,7 @@ def _steps(steps: Sequence[Step], style: Style) -> list[str]:
     lines = [paint(f"{heads[0]}  before it{f', {day.strip()}' if day else ''}".rstrip(), "bold", style)]
     for head, step in zip(heads[1:], steps, strict=True):
         blank = " " * (len(head) + 2)
-        lines += wrap(step.what, style.width, f"{head}  ", blank) or [head]
+        lines += wrap(step.what, style.width, f"{head}  ", blank, max_lines=2, placeholder=" …") or [head]
     return lines
 
 

@@ -13,7 +13,7 @@ import msgspec
 from memledger import words as n
 from memledger.ledger import Evidence, Report
 from memledger.postmortem.incident import Advice, Holder, Incident, Moment, OomReport, ServerState
-from memledger.report.view import Fact, Row, Table, model_name, where
+from memledger.report.view import Fact, Row, Table, failure_text, model_name, where
 from memledger.sanitize import clean
 
 PHASES: Final[dict[str, str]] = {
@@ -53,7 +53,6 @@ class Step(msgspec.Struct, frozen=True):
     taken: str
     free: str
     what: str
-    failed: bool = False
 
 
 class OomView(msgspec.Struct, frozen=True):
@@ -89,7 +88,8 @@ def build(report: OomReport, index: int, *, evidence: bool = False) -> OomView:
         severity="error" if one.fatal else "warning" if one.kind != "not_device_memory" else "info",
         table=_table(one),
         facts=tuple(_facts(one, places)),
-        steps=tuple(_step(moment) for moment in one.timeline),
+        # The failure alone is no way to it.
+        steps=tuple(_step(moment) for moment in one.timeline) if len(one.timeline) > 1 else (),
         todo=tuple(_todo(one)),
         evidence=_evidence(one) if evidence else (),
     )
@@ -150,7 +150,7 @@ def header(report: OomReport, one: Incident) -> str:
         parts.append("standard input" if path == "-" else clean(path.encode("utf-8", "replace").decode(), 80))
     if one.numbers.gpu_index is not None:
         parts.append(f"GPU {one.numbers.gpu_index}")
-    parts += _rank_words(one)
+    parts += [words for words in _rank_words(one) if words not in parts]
     if one.phase != "unknown":
         parts.append(PHASES[one.phase])
     if one.at:
@@ -220,7 +220,7 @@ def _facts(one: Incident, places: Report) -> list[Fact]:
     facts = []
     if one.evidence:
         first = one.evidence[0]
-        facts.append(Fact("failed", f"{where(first, places)}: {clean(first.text)}"))
+        facts.append(Fact("failed", f"{where(first, places)}: {clean(failure_text(first.text))}"))
     if (asked := _asked(one)) is not None:
         facts.append(Fact("asked", asked))
     if one.state is not None and (doing := state_words(one.state)):
