@@ -272,6 +272,14 @@ def _timeline(server: Server | None, root: Symptom) -> tuple[Moment, ...]:
         (r for r in server.ranks if ranks and all(getattr(r, name) == value for name, value in ranks.items())),
         server.ranks[0],
     )
+    if server.framework == "vllm":
+        # Its stages are the budget's, no readings of free memory: what it took is what it printed.
+        moments = [
+            Moment(None, entry.account.replace("_", " ").replace("/", ": "), entry.bytes, None, entry.evidence)
+            for entry in rank.entries
+            if entry.basis == "logged" and entry.account not in {"free", "reserve", "released"}
+        ]
+        return (*moments, failed)
     moments = [
         Moment(
             None,
