@@ -130,6 +130,10 @@ def holders_of(symptom: Symptom, numbers: Numbers) -> tuple[Holder, ...]:
         what = "not accounted for" if numbers.process_bytes is not None else "outside torch, and others"
         rows.append(Holder(what, numbers.unaccounted_bytes, basis=derived, kind="unaccounted"))
     free = symptom.amounts.get("free_bytes")
+    if free is not None and not rows:
+        # The check before anything is loaded prints these two only.
+        taken, spread = total.bytes - free.bytes, total.tolerance + free.tolerance
+        rows.append(Holder("in use by then", taken, spread, derived, evidence=symptom.evidence))
     if free is not None:
         rows.append(Holder("free", free.bytes, free.tolerance, kind="free", evidence=symptom.evidence))
     rows.append(Holder("the device", total.bytes, total.tolerance, kind="total", evidence=symptom.evidence))
