@@ -23,3 +23,21 @@ def test_the_first_screen_of_readme_is_the_demo_as_printed(capsysbinary, update_
         README.write_text(readme.replace(shown, printed), encoding="utf-8")
         return
     assert shown == printed
+
+
+OOM_BLOCK = re.compile(
+    r"(?<=\n    \$ memledger oom server\.log --width 100\n\n)(?:    .*\n|\n)+?(?=\nNo conclusion)", re.MULTILINE
+)
+
+
+def test_the_example_of_oom_is_its_report_as_printed(capsysbinary, update_golden, monkeypatch):
+    monkeypatch.chdir(README.parent / "fixtures" / "oom-sglang-capture")
+    assert app.run(["oom", "server.log", "--no-live", "--no-color", "--width", "100"]) == 0
+    text = capsysbinary.readouterr().out.decode("utf-8")
+    printed = "".join(f"    {line}\n" if line else "\n" for line in text.rstrip().split("\n"))
+    readme = README.read_text(encoding="utf-8")
+    (shown,) = OOM_BLOCK.findall(readme)
+    if update_golden:
+        README.write_text(readme.replace(shown, printed), encoding="utf-8")
+        return
+    assert shown == printed

@@ -52,7 +52,7 @@ def test_the_cause_comes_first_and_its_confidence_is_said_in_words():
     assert lines[0].startswith("vLLM 0.25.0 · example-hybrid-30b · GPU 3 · TP0, TP1")
     cause = lines.index("") + 1
     assert lines[cause] == "A prefill of 8,192 tokens asked for 2.00 GiB with 1.91 GiB free."
-    assert lines[cause + 1].startswith("Likely, but the input does not state it")
+    assert lines[cause + 1].startswith("Likely: a conclusion")
     assert max(map(len, lines)) <= 80
 
 

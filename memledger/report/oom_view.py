@@ -119,7 +119,7 @@ def confidence(one: Incident) -> str:
     elif value > 0.7:
         words = "Nearly certain: the figures leave no other reading"
     elif value >= 0.5:
-        words = "Likely, but the input does not state it"
+        words = "Likely: a conclusion, no line says it outright"
     elif value >= 0.3:
         words = "Possible: the input fits it and does not decide"
     else:
