@@ -36,6 +36,13 @@ _WEAK: Final = {
     "startup_check": 0,
 }
 """Symptoms that others explain: of several in one failure the strongest is the cause, then the first."""
+_STAGES: Final = {
+    "init": "in use before loading",
+    "graphs": "CUDA graphs",
+    "warmup": "warm-up",
+    "final": "after the start",
+}
+"""The stages whose names say less to a reader than these words."""
 _COLLECT: Final = (
     "the whole log from the start of the server (`memledger oom LOG`), not the last lines only",
     "nvidia-smi at the moment of the failure, or right after, on the host",
@@ -239,7 +246,10 @@ def _ranks(roots: Sequence[Symptom]) -> tuple[str, ...]:
     """The ranks that failed alike, by their labels, else by the device that the process names."""
     labels = []
     for symptom in roots:
-        named = [f"{name.upper()}{value}" for name, value in symptom.prefix.ranks.items()]
+        named = [
+            f"rank {value}" if name == "rank" else f"{name.upper()}{value}"
+            for name, value in symptom.prefix.ranks.items()
+        ]
         index = symptom.counts.get("gpu_index")
         label = " ".join(named) or (f"GPU {int(index)}" if index is not None else "")
         if label and label not in labels:
@@ -283,7 +293,7 @@ def _timeline(server: Server | None, root: Symptom) -> tuple[Moment, ...]:
     moments = [
         Moment(
             None,
-            stage.name.replace("_", " "),
+            _STAGES.get(stage.name, stage.name.replace("_", " ")),
             stage.free_before_bytes - stage.free_after_bytes
             if stage.free_before_bytes is not None and stage.free_after_bytes is not None
             else None,

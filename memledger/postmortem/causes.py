@@ -28,7 +28,14 @@ WHO: Final = (
     "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv (on the host: a container shows its own only)"
 )
 _STARTING: Final = frozenset(
-    {"init_model_worker", "init_tp_model_worker", "init_worker", "init_device", "_init_executor"}
+    {
+        "run_scheduler_process",
+        "init_model_worker",
+        "init_tp_model_worker",
+        "init_worker",
+        "init_device",
+        "_init_executor",
+    }
 )
 """Functions that both engines pass while they start; SGLang's scheduler passes the first while it serves as well, below its loop."""
 _SERVING: Final = frozenset({"serving", "prefill", "decode", "first_request"})
@@ -51,8 +58,43 @@ def judge(symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame,
     for rule in (_not_memory, _host, _of_the_engine, _named_library, _startup_check):
         found = rule(symptom, numbers, server)
         if found is not None:
-            return found
-    return _device(symptom, numbers, phase, frames, server)
+            return _with_flags(found, server)
+    return _with_flags(_device(symptom, numbers, phase, frames, server), server)
+
+
+_FLAGS: Final[dict[str, dict[str, str]]] = {
+    "vllm": {
+        "fraction": "--gpu-memory-utilization",
+        "chunk": "--max-num-batched-tokens",
+        "requests": "--max-num-seqs",
+        "length": "--max-model-len",
+        "capture": "--max-cudagraph-capture-size",
+        "eager": "--enforce-eager",
+        "slots": "--max-num-seqs",
+    },
+    "sglang": {
+        "fraction": "--mem-fraction-static",
+        "chunk": "--chunked-prefill-size",
+        "requests": "--max-running-requests",
+        "length": "--context-length",
+        "capture": "--cuda-graph-max-bs",
+        "eager": "--disable-cuda-graph",
+        "slots": "--max-mamba-cache-size, --max-running-requests",
+    },
+}
+"""What each engine calls a setting; where the engine is not known, both are named."""
+
+
+def _with_flags(cause: Cause, server: Server | None) -> Cause:
+    """The advice in the words of the engine."""
+    engines = [_FLAGS[server.framework]] if server is not None else list(_FLAGS.values())
+    filled = []
+    for advice in cause.advice:
+        text = advice.text
+        for name in engines[0]:
+            text = text.replace("{" + name + "}", " or ".join(dict.fromkeys(engine[name] for engine in engines)))
+        filled.append(msgspec.structs.replace(advice, text=text))
+    return msgspec.structs.replace(cause, advice=tuple(filled))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -144,7 +186,7 @@ def _of_the_engine(symptom: Symptom, numbers: Numbers, server: Server | None) ->
         held = f" ({slots} blocks of state)" if slots else ""
         text = f"The recurrent state has room for fewer requests than the engine was told to run{held}."
         advice = (
-            Advice("lower", "Lower the number of running requests (--max-num-seqs, --max-running-requests)."),
+            Advice("lower", "Lower the number of running requests ({requests})."),
             Advice("raise", "Or give the pool more memory: a higher memory fraction, where the device has room."),
         )
         return Cause("state_pool", 0.9, text, "the line itself", advice=advice, device_memory=None)
@@ -161,11 +203,9 @@ def _of_the_engine(symptom: Symptom, numbers: Numbers, server: Server | None) ->
     ways = (
         Advice(
             "raise",
-            "Raise the memory fraction (--gpu-memory-utilization, --mem-fraction-static) if the device has room.",
+            "Raise the memory fraction ({fraction}) if the device has room.",
         ),
-        Advice(
-            "lower", "Or lower what the pool must hold (--max-model-len, --max-num-batched-tokens), or use more GPUs."
-        ),
+        Advice("lower", "Or lower what the pool must hold ({length}, {chunk}), or use more GPUs."),
     )
     return Cause("kv_pool", 0.9, text, "the line itself", advice=ways, device_memory=None)
 
@@ -214,7 +254,9 @@ def _startup_check(symptom: Symptom, numbers: Numbers, server: Server | None) ->
     if small:
         text += " That is little more than a context and the driver: the fraction asks for nearly the whole device."
         return Cause("other_process", 0.5, text, "arithmetic on the line", (_who(),), (lower,))
-    return Cause("other_process", 0.7, text, "arithmetic on the line", (_who(),), (free_it, lower))
+    # A fraction below a third is no way to run a server: then only the memory itself helps.
+    ways = (free_it, lower) if free > total // 3 else (free_it,)
+    return Cause("other_process", 0.7, text, "arithmetic on the line", (_who(),), ways)
 
 
 def _who() -> Candidate:
@@ -324,7 +366,7 @@ def _summary(numbers: Numbers) -> Cause:
 def _lower(phase: Phase) -> Advice:
     return Advice(
         "lower",
-        "Lower the memory fraction (--gpu-memory-utilization, --mem-fraction-static): less for the pools, more for what comes after.",
+        "Lower the memory fraction ({fraction}): less for the pools, more for what comes after.",
     )
 
 
@@ -350,11 +392,7 @@ def _by_phase(
     if phase == "pools":
         if "mamba" in names or "state_pool" in names or "mamba" in files.rpartition(" ")[2]:
             text = "The recurrent-state pool, made for all request slots at once, does not fit."
-            fewer = (
-                Advice(
-                    "lower", "Lower the state slots (--max-mamba-cache-size, --max-running-requests, --max-num-seqs)."
-                ),
-            )
+            fewer = (Advice("lower", "Lower the state slots ({slots})."),)
             return Cause("state_pool", 0.7, text, "the traceback", advice=fewer)
         return Cause("kv_pool", 0.7, _PHASES["pools"][1], "where it happened", advice=_pool_advice())
     if phase == "warmup":
@@ -369,7 +407,7 @@ def _pool_advice() -> tuple[Advice, ...]:
     return (
         Advice(
             "lower",
-            "Lower the memory fraction, or give --max-total-tokens / --max-model-len: the pool is larger than what is free.",
+            "Lower the memory fraction ({fraction}): the pool is larger than what is free.",
         ),
     )
 
@@ -386,7 +424,7 @@ def _advice(kind: Kind, phase: Phase) -> tuple[Advice, ...]:
         return (
             Advice(
                 "lower",
-                "Lower the batch that is profiled (--max-num-batched-tokens, --max-num-seqs, images per prompt).",
+                "Lower the batch that is profiled ({chunk}, {requests}, images per prompt).",
             ),
             Advice("change", "Or leave more beside the weights: more GPUs or a quantised copy."),
         )
@@ -395,14 +433,14 @@ def _advice(kind: Kind, phase: Phase) -> tuple[Advice, ...]:
             _lower(phase),
             Advice(
                 "lower",
-                "Or capture fewer sizes (--max-cudagraph-capture-size, --cuda-graph-max-bs), or none (--enforce-eager).",
+                "Or capture fewer sizes ({capture}), or none ({eager}).",
             ),
         )
     if kind == "prefill":
         return (
             Advice(
                 "lower",
-                "Lower the prefill chunk (--max-num-batched-tokens, --chunked-prefill-size): activations grow with its tokens.",
+                "Lower the prefill chunk ({chunk}): activations grow with its tokens.",
             ),
             _lower(phase),
         )
