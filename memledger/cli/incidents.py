@@ -54,11 +54,12 @@ def assembled(result: ReadResult, symptoms: Symptoms, model_config: Path | None,
     from memledger.pipeline import Reading
     from memledger.postmortem.assemble import incidents
     from memledger.postmortem.incident import OomReport
+    from memledger.postmortem.listed import noted
 
     read = Reading(result.report, result.problems, result.heads)
-    found = incidents(read, symptoms, _architecture_of(model_config, look_here=look_here))
+    found = noted(incidents(read, symptoms, _architecture_of(model_config, look_here=look_here)), symptoms)
     whole = result.report
-    return OomReport(whole.version, whole.inputs, whole.sources, tuple(found), whole.servers, whole.unrecognized)
+    return OomReport(whole.version, whole.inputs, whole.sources, found, whole.servers, whole.unrecognized)
 
 
 def _architecture_of(model_config: Path | None, *, look_here: bool) -> Callable[[Server], Architecture | None]:

@@ -1,0 +1,30 @@
+"""What nvidia-smi lists is said beside an incident on device memory, and only there."""
+
+from pathlib import Path
+
+from memledger.postmortem.facts import read_symptoms
+from memledger.postmortem.incident import Incident
+from memledger.postmortem.listed import noted
+
+CASE = Path(__file__).parent.parent / "fixtures" / "oom-vllm-leftover"
+
+
+def one(**changes):
+    return Incident("other_process", "start", 0.7, "the GPU was in use", **changes)
+
+
+def test_the_processes_of_the_table_are_named_with_their_sizes_and_lines():
+    _, symptoms = read_symptoms([str(CASE / "nvidia-smi.txt")])
+    (got,) = noted([one()], symptoms)
+    assert got.notes == ("nvidia-smi lists, at its own moment: process 3901 (VLLM::EngineCore) 70.03 GiB.",)
+    assert [e.line for e in got.evidence] == [20]
+
+
+def test_host_memory_is_none_of_the_gpus_processes():
+    _, symptoms = read_symptoms([str(CASE / "nvidia-smi.txt")])
+    assert noted([one(device_memory=False)], symptoms)[0].notes == ()
+
+
+def test_without_a_table_nothing_is_said():
+    _, symptoms = read_symptoms([str(CASE / "server.log")])
+    assert noted([one()], symptoms) == (one(),)
