@@ -17,7 +17,7 @@ def test_the_processes_of_the_table_are_named_with_their_sizes_and_lines():
     _, symptoms = read_symptoms([str(CASE / "nvidia-smi.txt")])
     (got,) = noted([one()], symptoms)
     assert got.notes == ("nvidia-smi lists, at its own moment: process 3901 (VLLM::EngineCore) 70.03 GiB.",)
-    assert [e.line for e in got.evidence] == [20]
+    assert [e.line for e in got.evidence] == [19]
 
 
 def test_host_memory_is_none_of_the_gpus_processes():
