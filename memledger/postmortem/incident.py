@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from memledger.ledger import Basis, Evidence, Finding, Input, Remedy, Server, Source, Unrecognized
+from memledger.postmortem.torch_snapshot import TorchSnapshot
 
 Kind = Literal[
     "other_process",
@@ -212,4 +213,5 @@ class OomReport(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
     incidents: tuple[Incident, ...]
     servers: tuple[Server, ...]
     unrecognized: Unrecognized = Unrecognized()
+    snapshots: tuple[TorchSnapshot, ...] = ()
     schema_: str = "memledger/1"

@@ -1,0 +1,79 @@
+"""A PyTorch memory snapshot in lines: what the allocator held, in which pieces, and by whom."""
+
+from __future__ import annotations
+
+from memledger.postmortem.torch_snapshot import DeviceMemory, TorchSnapshot
+from memledger.units import GIB, MIB
+
+MOST_SHOWN = 6
+
+
+def lines_of(snapshot: TorchSnapshot) -> list[str]:
+    """The snapshot as plain lines; texts are cleaned already."""
+    lines = [f"PyTorch memory snapshot {snapshot.path}"]
+    if not snapshot.devices:
+        return [*lines, "It holds no segment: torch had reserved nothing."]
+    for device in snapshot.devices:
+        lines += ["", *_device(device)]
+    if snapshot.settings:
+        lines += ["", "settings: " + ", ".join(f"{key} {value}" for key, value in sorted(snapshot.settings.items()))]
+    return lines
+
+
+def _device(device: DeviceMemory) -> list[str]:
+    lines = [
+        f"GPU {device.device}: torch reserved {_size(device.reserved_bytes)} in {device.segments} segments: "
+        f"{_size(device.allocated_bytes)} allocated, {_size(device.pending_bytes)} waiting for a stream, "
+        f"{_size(device.inactive_bytes)} inactive."
+    ]
+    if device.private_pools_bytes:
+        lines.append(
+            f"Private pools (CUDA graphs) hold {_size(device.private_pools_bytes)}, {_size(device.private_unused_bytes)} of it unused: "
+            "no other allocation can have it."
+        )
+    lines.append(_pieces(device))
+    if device.last_oom is not None:
+        oom = device.last_oom
+        free = f"; the device had {_size(oom.free_bytes)} free" if oom.free_bytes is not None else ""
+        where = f" at {oom.frame}" if oom.frame else ""
+        lines.append(f"The last failed request was of {_size(oom.requested_bytes or 0)}{where}{free}.")
+        lines.append(_verdict(device))
+    lines += ["largest, by the frame that allocated:"] if device.largest else []
+    lines += [
+        f"  {share.bytes / GIB:8.2f} GiB  {share.blocks:6} blocks  {share.frame}"
+        for share in device.largest[:MOST_SHOWN]
+    ]
+    if device.without_frames_bytes:
+        lines.append(f"  {device.without_frames_bytes / GIB:8.2f} GiB  without a frame (history was not recorded)")
+    return lines
+
+
+def _pieces(device: DeviceMemory) -> str:
+    usable = device.inactive_bytes - device.private_unused_bytes
+    if usable <= 0:
+        return "Nothing lies unused outside private pools: there is no fragmentation to speak of."
+    return f"Of the {_size(usable)} unused outside private pools, the largest piece is {_size(device.largest_inactive_bytes)}."
+
+
+def _verdict(device: DeviceMemory) -> str:
+    """Fragmentation is named only where the unused memory would have served the request in one piece."""
+    asked = (device.last_oom.requested_bytes or 0) if device.last_oom is not None else 0
+    usable = device.inactive_bytes - device.private_unused_bytes
+    if usable >= asked > device.largest_inactive_bytes:
+        if device.expandable:
+            return "Enough lay unused, but in pieces that were too small, although segments are expandable."
+        return (
+            "Fragmentation: enough lay unused, but in pieces that were too small; "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets torch join them."
+        )
+    return (
+        "Not fragmentation: the unused memory together would not have served it."
+        if usable < asked
+        else (
+            "A piece that is large enough lay unused when the snapshot was taken: it was freed after the failure, or belongs to another stream."
+        )
+    )
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / MIB:.1f} MiB"
