@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from memledger.cli import app, incidents, overview
 from memledger.cli.options import MODEL_CONFIG, gpu_total_of
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from memledger.cli.reading import ReadResult
     from memledger.postmortem.incident import OomReport
     from memledger.postmortem.symptom import Symptoms
+    from memledger.postmortem.torch_snapshot import TorchSnapshot
 
 LOOKED_FOR: Final = (
     "out-of-memory messages of PyTorch, CUDA, cuBLAS, cuDNN, NCCL and NVSHMEM",
@@ -34,6 +36,14 @@ LOOKED_FOR: Final = (
     type=click.Choice(["text", "json", "markdown"]),
     default="text",
     help="How to write the report.",
+)
+@click.option(
+    "--snapshot-pickle",
+    "pickles",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A PyTorch memory snapshot; one among FILES is recognised as well. Repeatable.",
 )
 @click.option("--all", "everything", is_flag=True, help="Print every incident in full, not only the first.")
 @click.option("--evidence", is_flag=True, help="Print the lines behind the figures.")
@@ -64,6 +74,7 @@ LOOKED_FOR: Final = (
 def command(
     files: tuple[str, ...],
     format_: str,
+    pickles: tuple[Path, ...],
     everything: bool,
     evidence: bool,
     gpu_total: Total | None,
@@ -78,11 +89,15 @@ def command(
     FILES are any mix of server log, dmesg or journal, kubectl describe pod, docker and Slurm output, and nvidia-smi
     output, compressed or not; - is standard input. No GPU is needed.
     """
-    if not files:
+    if not files and not pickles:
         raise click.UsageError("Give what the server left behind: memledger oom server.log dmesg.txt (or - for stdin).")
+    files, pickles = _told_apart(files, pickles)
+    snapshots, problems = _snapshots(pickles)
     result, symptoms = _read(files, rule_files, gpu_total, model_config, look_here=not no_live)
     report = incidents.assembled(result, symptoms, model_config, look_here=not no_live)
-    known = bool(report.incidents or report.servers or symptoms.found)
+    report = msgspec.structs.replace(report, snapshots=snapshots)
+    problems += result.problems
+    known = bool(report.incidents or report.servers or symptoms.found or snapshots)
     if format_ == "json":
         from memledger.cli import output
         from memledger.report.oom_json import encode
@@ -90,15 +105,49 @@ def command(
         output.write_bytes(encode(report))
     elif known:
         _show(report, format_, width, no_color, everything=everything, evidence=evidence)
-    for problem in result.problems:
+    for problem in problems:
         app.say(f"memledger: {problem}")
-    if result.problems:
+    if problems:
         return app.UNREADABLE
     if known:
         return app.DONE
     for sentence in _nothing(report, result.heads):
         app.say(f"memledger: {sentence}")
     return app.NOTHING_RECOGNISED
+
+
+def _told_apart(files: Sequence[str], pickles: Sequence[Path]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """The logs, and the files that begin as a pickle does."""
+    from memledger.postmortem.torch_snapshot import looks_like_pickle
+
+    def is_pickle(name: str) -> bool:
+        path = Path(name)
+        try:
+            if name == "-" or not path.is_file():
+                return False
+            with path.open("rb") as file:
+                return looks_like_pickle(file.read(2))
+        except (OSError, ValueError):
+            return False  # what can't be opened is said where it is read
+
+    found = [name for name in files if is_pickle(name)]
+    return tuple(n for n in files if n not in found), (*pickles, *(Path(name) for name in found))
+
+
+def _snapshots(pickles: Sequence[Path]) -> tuple[tuple[TorchSnapshot, ...], tuple[str, ...]]:
+    """The memory snapshots that can be read, and one sentence on each that can't."""
+    if not pickles:
+        return (), ()
+    from memledger.postmortem import torch_snapshot
+
+    read: list[TorchSnapshot] = []
+    problems = []
+    for path in dict.fromkeys(pickles):
+        try:
+            read.append(torch_snapshot.read(path))
+        except torch_snapshot.SnapshotPickleError as error:
+            problems.append(str(error))
+    return tuple(read), tuple(problems)
 
 
 def _read(

@@ -11,6 +11,7 @@ from memledger.ledger import Report
 from memledger.postmortem.incident import OomReport
 from memledger.report.markdown import details, escape, fenced, table_text
 from memledger.report.oom_view import OomView, Step, build, chief, nothing_failed, short
+from memledger.report.snapshot_lines import lines_of
 from memledger.report.view import Fact, Table, where
 from memledger.sanitize import clean
 
@@ -20,8 +21,9 @@ _VERBATIM: Final = frozenset({"decide", "flags"})
 
 def render(report: OomReport, *, everything: bool = False, evidence: bool = False) -> str:
     """The whole report as GitHub-flavoured Markdown, ending in a newline."""
+    blocks: list[str] = []
     if not report.incidents:
-        blocks = [escape(nothing_failed(report))]
+        blocks = [escape(nothing_failed(report))] if not report.snapshots else []
     else:
         first = chief(report)
         shown = list(range(len(report.incidents))) if everything else [first]
@@ -29,7 +31,15 @@ def render(report: OomReport, *, everything: bool = False, evidence: bool = Fals
         rest = [one for i, one in enumerate(report.incidents) if i not in shown]
         if rest:
             blocks.append("\n".join(["More:", "", *(f"- {escape(short(report, one))}" for one in rest)]))
-    names = ", ".join(clean(item.path, 80) for item in report.inputs[:4]) + (" ..." if len(report.inputs) > 4 else "")
+    for snapshot in report.snapshots:
+        head, *rest_of = lines_of(snapshot)
+        # Verbatim: the columns matter, and a fence shows text of a file as text.
+        blocks += [
+            f"### {escape(head)}",
+            "```\n" + "\n".join(line.replace("`", "'") for line in rest_of if line) + "\n```",
+        ]
+    paths = [*(item.path for item in report.inputs), *(snapshot.path for snapshot in report.snapshots)]
+    names = ", ".join(clean(path, 80) for path in paths[:4]) + (" ..." if len(paths) > 4 else "")
     blocks.append(f"<sub>memledger {escape(report.version)}, from {escape(names)}</sub>")
     return "\n\n".join(blocks) + "\n"
 

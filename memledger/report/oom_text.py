@@ -10,6 +10,7 @@ import msgspec
 from memledger.ledger import Evidence, Report
 from memledger.postmortem.incident import OomReport
 from memledger.report.oom_view import OomView, Step, build, chief, nothing_failed, same_day, short
+from memledger.report.snapshot_lines import lines_of
 from memledger.report.text import (
     LEAST_WIDTH,
     Style,
@@ -30,7 +31,9 @@ def render(report: OomReport, style: Style | None = None, *, everything: bool = 
     """The whole report as text, ending in a newline. `everything`: each incident in full, not only the first."""
     style = style or Style()
     style = msgspec.structs.replace(style, width=max(style.width, LEAST_WIDTH))
-    if not report.incidents:
+    if not report.incidents and report.snapshots:
+        lines = []
+    elif not report.incidents:
         lines = wrap(nothing_failed(report), style.width)
     elif everything:
         blocks = [_incident(build(report, i, evidence=evidence), report, style) for i in range(len(report.incidents))]
@@ -39,6 +42,11 @@ def render(report: OomReport, style: Style | None = None, *, everything: bool = 
         first = chief(report)
         lines = _incident(build(report, first, evidence=evidence), report, style)
         lines += _others(report, first, style)
+    for snapshot in report.snapshots:
+        lines += [""] if lines else []
+        for line in lines_of(snapshot):
+            later = " " * 30 if line.startswith("  ") else ""
+            lines += wrap(line, style.width, later=later) if line else [""]
     text = "\n".join(lines) + "\n"
     return text if style.unicode else to_ascii(text)
 
