@@ -45,6 +45,12 @@ LOOKED_FOR: Final = (
     metavar="FILE",
     help="A PyTorch memory snapshot; one among FILES is recognised as well. Repeatable.",
 )
+@click.option(
+    "--collect",
+    type=click.Path(path_type=Path),
+    metavar="FILE|FOLDER",
+    help="Report nothing; keep FILES and what this machine shows, masked, in one archive (.tar.gz) for somebody else.",
+)
 @click.option("--all", "everything", is_flag=True, help="Print every incident in full, not only the first.")
 @click.option("--evidence", is_flag=True, help="Print the lines behind the figures.")
 @click.option(
@@ -75,6 +81,7 @@ def command(
     files: tuple[str, ...],
     format_: str,
     pickles: tuple[Path, ...],
+    collect: Path | None,
     everything: bool,
     evidence: bool,
     gpu_total: Total | None,
@@ -89,6 +96,8 @@ def command(
     FILES are any mix of server log, dmesg or journal, kubectl describe pod, docker and Slurm output, and nvidia-smi
     output, compressed or not; - is standard input. No GPU is needed.
     """
+    if collect is not None:
+        return _collect(collect, files, format_, look_here=not no_live)
     if not files and not pickles:
         raise click.UsageError("Give what the server left behind: memledger oom server.log dmesg.txt (or - for stdin).")
     files, pickles = _told_apart(files, pickles)
@@ -114,6 +123,26 @@ def command(
     for sentence in _nothing(report, result.heads):
         app.say(f"memledger: {sentence}")
     return app.NOTHING_RECOGNISED
+
+
+def _collect(target: Path, files: Sequence[str], format_: str, *, look_here: bool) -> int:
+    """Write the archive and say what is in it."""
+    from memledger.cli import output
+    from memledger.postmortem.collect import CollectError, collect
+
+    if format_ != "text" or "-" in files:
+        raise click.UsageError("--collect keeps files (not standard input) and says so in text.")
+    try:
+        path, kept = collect(target, files, look_here=look_here)
+    except CollectError as error:
+        app.say(f"memledger: {error}.")
+        return app.UNREADABLE
+    lines = [f"{path}", ""]
+    for one in kept:
+        lines.append(f"  {one.source}: {one.file or 'not kept'}{f' ({one.reason})' if one.reason else ''}")
+    output.write("\n".join([*lines, "", "Secrets are masked line by line; look through it before you pass it on.", ""]))
+    missing = [name for name, one in zip(files, kept, strict=False) if one.file is None]
+    return app.UNREADABLE if missing else app.DONE
 
 
 def _told_apart(files: Sequence[str], pickles: Sequence[Path]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
