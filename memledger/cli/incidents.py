@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memledger.events import Event
     from memledger.ledger import Server
     from memledger.model.architecture import Architecture
+    from memledger.postmortem.doing import Doing
     from memledger.postmortem.facts import SymptomLog
     from memledger.postmortem.incident import Incident, OomReport
     from memledger.postmortem.symptom import Symptoms
@@ -49,7 +50,9 @@ class FailureTap:
         return found if found.incidents else None
 
 
-def assembled(result: ReadResult, symptoms: Symptoms, model_config: Path | None, *, look_here: bool) -> OomReport:
+def assembled(
+    result: ReadResult, symptoms: Symptoms, model_config: Path | None, *, look_here: bool, doing: Doing | None = None
+) -> OomReport:
     """The report on incidents."""
     from memledger.pipeline import Reading
     from memledger.postmortem.assemble import incidents
@@ -57,7 +60,7 @@ def assembled(result: ReadResult, symptoms: Symptoms, model_config: Path | None,
     from memledger.postmortem.listed import noted
 
     read = Reading(result.report, result.problems, result.heads)
-    found = noted(incidents(read, symptoms, _architecture_of(model_config, look_here=look_here)), symptoms)
+    found = noted(incidents(read, symptoms, _architecture_of(model_config, look_here=look_here), doing), symptoms)
     whole = result.report
     return OomReport(whole.version, whole.inputs, whole.sources, found, whole.servers, whole.unrecognized)
 

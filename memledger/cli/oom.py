@@ -15,6 +15,8 @@ from memledger.cli.options import MODEL_CONFIG, gpu_total_of
 if TYPE_CHECKING:
     from memledger.cards import Total
     from memledger.cli.reading import ReadResult
+    from memledger.events import Event
+    from memledger.postmortem.doing import Doing
     from memledger.postmortem.incident import OomReport
     from memledger.postmortem.symptom import Symptoms
     from memledger.postmortem.torch_snapshot import TorchSnapshot
@@ -102,8 +104,8 @@ def command(
         raise click.UsageError("Give what the server left behind: memledger oom server.log dmesg.txt (or - for stdin).")
     files, pickles = _told_apart(files, pickles)
     snapshots, problems = _snapshots(pickles)
-    result, symptoms = _read(files, rule_files, gpu_total, model_config, look_here=not no_live)
-    report = incidents.assembled(result, symptoms, model_config, look_here=not no_live)
+    result, symptoms, doing = _read(files, rule_files, gpu_total, model_config, look_here=not no_live)
+    report = incidents.assembled(result, symptoms, model_config, look_here=not no_live, doing=doing)
     report = msgspec.structs.replace(report, snapshots=snapshots)
     problems += result.problems
     known = bool(report.incidents or report.servers or symptoms.found or snapshots)
@@ -186,21 +188,27 @@ def _read(
     model_config: Path | None,
     *,
     look_here: bool,
-) -> tuple[ReadResult, Symptoms]:
-    """All inputs, once: the ledger of every start, and the symptoms of what failed."""
+) -> tuple[ReadResult, Symptoms, Doing]:
+    """All inputs, once: the ledger of every start, the symptoms of what failed, and what the servers did then."""
     from memledger.cli import reading
+    from memledger.postmortem.doing import Doing
     from memledger.postmortem.facts import SymptomLog
 
-    log = SymptomLog()
+    log, doing = SymptomLog(), Doing()
+
+    def take(event: Event) -> None:
+        log.feed(event)
+        doing.feed(event)
+
     result = reading.read(
         files,
         [Path(name) for name in rule_files],
         gpu_total,
         model_config=model_config,
         look_here=look_here,
-        tap=log.feed,
+        tap=take,
     )
-    return result, log.symptoms()
+    return result, log.symptoms(), doing
 
 
 def _show(

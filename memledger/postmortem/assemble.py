@@ -11,8 +11,9 @@ import msgspec
 from memledger.ledger import Report, Server
 from memledger.model.architecture import Architecture
 from memledger.pipeline import Reading
-from memledger.postmortem import causes, decode, figures, phase
-from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Phase
+from memledger.postmortem import causes, decode, figures, leftover, phase, remedy
+from memledger.postmortem.doing import Doing, phase_of_step
+from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Numbers, Phase
 from memledger.postmortem.symptom import Frame, Symptom, Symptoms
 
 ArchitectureOf = Callable[[Server], Architecture | None]
@@ -51,7 +52,10 @@ _COLLECT: Final = (
 
 
 def incidents(
-    reading: Reading, symptoms: Symptoms, architecture_of: ArchitectureOf | None = None
+    reading: Reading,
+    symptoms: Symptoms,
+    architecture_of: ArchitectureOf | None = None,
+    doing: Doing | None = None,
 ) -> tuple[Incident, ...]:
     """Every failure of the inputs, those that ended a server first, then in order.
 
@@ -59,9 +63,10 @@ def incidents(
         reading: the report on the same inputs (servers with their ledgers).
         symptoms: what their lines say about failures.
         architecture_of: gives the model of a server where it is known, for telling what was asked for.
+        doing: what the servers did right before; fed with the same events as the symptoms.
     """
     groups = _merged(_groups(reading.report, symptoms))
-    found = [_incident(reading.report, symptoms, group, architecture_of) for group in groups[:MOST_INCIDENTS]]
+    found = [_incident(reading.report, symptoms, group, architecture_of, doing) for group in groups[:MOST_INCIDENTS]]
     return tuple(sorted(found, key=lambda one: (not one.fatal, one.kind == "not_device_memory")))
 
 
@@ -157,13 +162,22 @@ def _merged(groups: list[_Group]) -> list[_Group]:
     return [g for g in groups if g is kill or g not in ends]
 
 
-def _incident(report: Report, symptoms: Symptoms, group: _Group, architecture_of: ArchitectureOf | None) -> Incident:
+def _incident(
+    report: Report,
+    symptoms: Symptoms,
+    group: _Group,
+    architecture_of: ArchitectureOf | None,
+    doing: Doing | None,
+) -> Incident:
     root = group.first
     server = report.servers[group.server] if group.server is not None else None
     beside = [s for s in symptoms.found if s.input == root.input and _server_of(report, s) == _server_of(report, root)]
     frames = _frames(root, beside)
     numbers = figures.numbers_of(root)
     when, told = phase.of(root, frames, server)
+    state = doing.at(root, server) if doing is not None else None
+    if when in {"serving", "unknown"} and (step := phase_of_step(state, server)) is not None:
+        when, told = step, "the crash dump's count of tokens"
     cause = causes.judge(root, numbers, when, frames, server)
     when = _refined(when, cause)
     chain = _chain(group, beside)
@@ -179,17 +193,29 @@ def _incident(report: Report, symptoms: Symptoms, group: _Group, architecture_of
         ranks=_ranks(group.roots),
         numbers=numbers,
         request=_request(root, server, frames, architecture_of),
+        state=state,
         holders=figures.holders_of(root, numbers),
         findings=tuple(f for f in server.findings if f.code.startswith("ML2")) if server is not None else (),
         evidence=root.evidence,
         chain=chain,
         timeline=_timeline(server, root),
-        candidates=_several(cause),
-        advice=cause.advice,
+        candidates=_candidates(report, group, root, numbers, cause),
+        advice=remedy.figured(cause, root, numbers, server, state),
         collect=_COLLECT if cause.confidence <= 0.5 else (),
         notes=(*root.notes, *figures.notes_of(numbers)),
         basis=cause.basis if not told or cause.basis != "where it happened" else told,
     )
+
+
+def _candidates(
+    report: Report, group: _Group, root: Symptom, numbers: Numbers, cause: causes.Cause
+) -> tuple[Candidate, ...]:
+    """What the input leaves open; a start before this one, whose workers may be the other process, comes first."""
+    several = _several(cause)
+    if cause.kind != "other_process":
+        return several
+    before = leftover.previous_start(report, group.server, root, numbers)
+    return (before, *several) if before is not None else several
 
 
 def _several(cause: causes.Cause) -> tuple[Candidate, ...]:

@@ -62,7 +62,7 @@ def judge(symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame,
     return _with_flags(_device(symptom, numbers, phase, frames, server), server)
 
 
-_FLAGS: Final[dict[str, dict[str, str]]] = {
+FLAGS: Final[dict[str, dict[str, str]]] = {
     "vllm": {
         "fraction": "--gpu-memory-utilization",
         "chunk": "--max-num-batched-tokens",
@@ -87,13 +87,14 @@ _FLAGS: Final[dict[str, dict[str, str]]] = {
 
 def _with_flags(cause: Cause, server: Server | None) -> Cause:
     """The advice in the words of the engine."""
-    engines = [_FLAGS[server.framework]] if server is not None else list(_FLAGS.values())
+    engines = [FLAGS[server.framework]] if server is not None else list(FLAGS.values())
     filled = []
     for advice in cause.advice:
         text = advice.text
-        for name in engines[0]:
+        named = [name for name in engines[0] if "{" + name + "}" in text]
+        for name in named:
             text = text.replace("{" + name + "}", " or ".join(dict.fromkeys(engine[name] for engine in engines)))
-        filled.append(msgspec.structs.replace(advice, text=text))
+        filled.append(msgspec.structs.replace(advice, text=text, setting=named[0] if len(named) == 1 else None))
     return msgspec.structs.replace(cause, advice=tuple(filled))
 
 
@@ -215,12 +216,17 @@ def _named_library(symptom: Symptom, numbers: Numbers, server: Server | None) ->
         text = (
             "A CUDA library (cuBLAS, cuDNN or NCCL) could not get memory outside torch: the pools left it too little."
         )
-        advice = (Advice("lower", "Lower the memory fraction, so that libraries find memory outside the pools."),)
+        advice = (
+            Advice("lower", "Lower the memory fraction ({fraction}), so that libraries find memory outside the pools."),
+        )
         return Cause("library", 0.9, text, "the line itself", advice=advice)
     if symptom.kind == "communication":
         text = "NVSHMEM or DeepEP could not map its communication buffers: the pools left too little device memory."
         advice = (
-            Advice("lower", "Lower the memory fraction, or the buffers (DeepEP's tokens per rank, NVSHMEM heap)."),
+            Advice(
+                "lower",
+                "Lower the memory fraction ({fraction}), or the buffers (DeepEP's tokens per rank, NVSHMEM heap).",
+            ),
         )
         return Cause("communication", 0.9, text, "the line itself", advice=advice)
     return None

@@ -157,11 +157,15 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What to do: `direction` says which way a setting goes, `text` carries the arithmetic, `remedy` the flags."""
+    """What to do: `direction` says which way a setting goes, `text` carries the arithmetic, `remedy` the flags.
+
+    `setting`: which setting, where it is one (`fraction`, `chunk`, `requests` ...).
+    """
 
     direction: Literal["lower", "raise", "free", "change", "none"]
     text: str
     remedy: Remedy | None = None
+    setting: str | None = None
 
 
 class Decoded(msgspec.Struct, frozen=True):
