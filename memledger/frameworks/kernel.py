@@ -13,9 +13,13 @@ _OF_A_SERVER: Final = re.compile(
 """Names of processes (15 characters are left of them) that a server is made of."""
 
 
+def is_of_a_server(name: str | None) -> bool:
+    """Whether a process of this name may be a server's; a name that is not known may be."""
+    return name is None or _OF_A_SERVER.match(name.strip()) is not None
+
+
 def kind_of_kill(event: Event) -> str | None:
     """`host_memory` where a process of a server was killed, `other_process_killed` for another; None for other lines."""
     if event.id not in {"killed_process", "oom_kill"}:
         return None
-    name = event.word("name")
-    return "host_memory" if name is None or _OF_A_SERVER.match(name.strip()) else "other_process_killed"
+    return "host_memory" if is_of_a_server(event.word("name")) else "other_process_killed"

@@ -8,10 +8,11 @@ from typing import Final
 
 import msgspec
 
+from memledger.frameworks.kernel import is_of_a_server
 from memledger.ledger import Report, Server
 from memledger.model.architecture import Architecture
 from memledger.pipeline import Reading
-from memledger.postmortem import causes, decode, figures, leftover, phase, remedy
+from memledger.postmortem import causes, decode, figures, host, leftover, phase, remedy
 from memledger.postmortem.doing import Doing, phase_of_step
 from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Numbers, Phase
 from memledger.postmortem.symptom import Frame, Symptom, Symptoms
@@ -65,7 +66,11 @@ def incidents(
         architecture_of: gives the model of a server where it is known, for telling what was asked for.
         doing: what the servers did right before; fed with the same events as the symptoms.
     """
-    groups = _merged(_groups(reading.report, symptoms))
+    groups = _merged(_groups(reading.report, symptoms), reading.report.servers)
+    told = [
+        group for group in groups if group.first.kind != "allocator_retry" or _is_end(reading.report, group, symptoms)
+    ]
+    groups = told or groups[:1]
     found = [_incident(reading.report, symptoms, group, architecture_of, doing) for group in groups[:MOST_INCIDENTS]]
     return tuple(sorted(found, key=lambda one: (not one.fatal, one.kind == "not_device_memory")))
 
@@ -128,7 +133,15 @@ def _roots(members: Sequence[Symptom]) -> list[Symptom]:
         if tried:
             return tried[:1]
     summaries = [s for s in members if s.kind == "memory_summary" and s.counts.get("ooms")]
-    return summaries[:1] or [s for s in members if s.role == "not_memory"]
+    if summaries:
+        return summaries[:1]
+    alike = [s for s in members if s.role == "not_memory"] or [s for s in members if _ends_processes(s)]
+    # A try that failed and went on is worth a word where nothing else is said.
+    return alike or [s for s in members if s.kind == "allocator_retry"][:1]
+
+
+def _ends_processes(symptom: Symptom) -> bool:
+    return symptom.kind == "xid" and int(symptom.counts.get("xid", 0)) in causes.XIDS
 
 
 def _near(before: Symptom, after: Symptom) -> bool:
@@ -148,18 +161,41 @@ def _seconds(before: str | None, after: str | None) -> float | None:
         return None
 
 
-def _merged(groups: list[_Group]) -> list[_Group]:
+def _merged(groups: list[_Group], servers: Sequence[Server]) -> list[_Group]:
     """A server that was killed and the kernel's (or container's) line that says by whom are one failure."""
-    kills = [g for g in groups if g.first.kind in _HOST_KILLS]
+    for kill in groups:
+        if kill.server is None:
+            kill.server = host.victim_of(kill.first, servers)
+    kills = [g for g in groups if g.first.kind in _HOST_KILLS and all(s.kind in _HOST_KILLS for s in g.roots)]
     ends = [g for g in groups if all(s.kind == "exit_code" for s in g.roots)]
-    if len(kills) != 1 or not ends:
-        return groups
-    kill = kills[0]
+    gone: list[_Group] = []
     for end in ends:
-        if end is not kill:
-            kill.server = kill.server if kill.server is not None else end.server
-            kill.roots.extend(end.roots)
-    return [g for g in groups if g is kill or g not in ends]
+        fitting = [k for k in kills if k is not end and _killed(k, end)]
+        named = [k for k in fitting if k.server is not None and k.server == end.server]
+        if not named and len(fitting) != 1:
+            # One kernel line and what the container says of the same death; more are deaths of their own.
+            named = [k for k in fitting if k.first.kind in host.KILLS]
+            if len(named) != 1 or len(fitting) > 2:
+                continue
+        kill = (named or fitting)[0]
+        kill.server = kill.server if kill.server is not None else end.server
+        kill.roots.extend(end.roots)
+        gone.append(end)
+        for other in fitting:
+            if other is not kill and other not in gone and other.first.kind == "container_killed" and len(ends) == 1:
+                kill.roots.extend(other.roots)
+                gone.append(other)
+    return [g for g in groups if not any(g is other for other in gone)]
+
+
+def _killed(kill: _Group, end: _Group) -> bool:
+    """Whether a kill may be the end that a server's log speaks of: of one of its processes, and near in time where both tell it."""
+    if kill.first.kind in host.KILLS and not is_of_a_server(kill.first.words.get("name")):
+        return False
+    if kill.server is not None and end.server is not None and kill.server != end.server:
+        return False
+    apart = _seconds(kill.first.time, end.first.time)
+    return apart is None or apart <= NEAR_SECONDS
 
 
 def _incident(
@@ -178,7 +214,11 @@ def _incident(
     state = doing.at(root, server) if doing is not None else None
     if when in {"serving", "unknown"} and (step := phase_of_step(state, server)) is not None:
         when, told = step, "the crash dump's count of tokens"
-    cause = causes.judge(root, numbers, when, frames, server)
+    cause = (
+        causes.retried(server)
+        if root.kind == "allocator_retry" and not _ended(beside, server)
+        else causes.judge(root, numbers, when, frames, server)
+    )
     when = _refined(when, cause)
     chain = _chain(group, beside)
     return Incident(
@@ -188,13 +228,13 @@ def _incident(
         cause=cause.text,
         server=group.server,
         at=root.time,
-        fatal=_fatal(server, beside, chain),
+        fatal=_fatal(root, server, beside, chain),
         device_memory=cause.device_memory,
         ranks=_ranks(group.roots),
         numbers=numbers,
         request=_request(root, server, frames, architecture_of),
         state=state,
-        holders=figures.holders_of(root, numbers),
+        holders=figures.holders_of(root, numbers) or host.holders(root, beside),
         findings=tuple(f for f in server.findings if f.code.startswith("ML2")) if server is not None else (),
         evidence=root.evidence,
         chain=chain,
@@ -202,7 +242,11 @@ def _incident(
         candidates=_candidates(report, group, root, numbers, cause),
         advice=remedy.figured(cause, root, numbers, server, state),
         collect=_COLLECT if cause.confidence <= 0.5 else (),
-        notes=(*root.notes, *figures.notes_of(numbers)),
+        notes=(
+            *root.notes,
+            *(host.said(root, beside) if cause.kind == "host_memory" else ()),
+            *figures.notes_of(numbers),
+        ),
         basis=cause.basis if not told or cause.basis != "where it happened" else told,
     )
 
@@ -245,10 +289,28 @@ def _frames(root: Symptom, beside: Sequence[Symptom]) -> tuple[Frame, ...]:
     return same[0].frames if same else ()
 
 
-def _fatal(server: Server | None, beside: Sequence[Symptom], chain: Sequence[Link]) -> bool | None:
+def _fatal(root: Symptom, server: Server | None, beside: Sequence[Symptom], chain: Sequence[Link]) -> bool | None:
     if any(link.role == "consequence" for link in chain) or (server is not None and server.state == "failed"):
         return True
+    if server is not None and (root.kind in host.KILLS or (server.state == "serving" and root.kind == "exit_code")):
+        return True
+    if root.kind == "allocator_retry" and server is not None and server.state == "serving":
+        return False
     return False if any(s.kind == "recovered" for s in beside) else None
+
+
+def _is_end(report: Report, group: _Group, symptoms: Symptoms) -> bool:
+    root = group.first
+    beside = [s for s in symptoms.found if s.input == root.input and _server_of(report, s) == _server_of(report, root)]
+    return _ended(beside, report.servers[group.server] if group.server is not None else None)
+
+
+def _ended(beside: Sequence[Symptom], server: Server | None) -> bool:
+    """Whether a process ended by what was said here."""
+    told = any(s.role == "consequence" or s.kind == "exception" for s in beside)
+    return (told and not any(s.kind == "recovered" for s in beside)) or (
+        server is not None and server.state == "failed"
+    )
 
 
 def _chain(group: _Group, beside: Sequence[Symptom]) -> tuple[Link, ...]:

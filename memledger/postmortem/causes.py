@@ -108,6 +108,39 @@ _NEGATIVES: Final = {
 }
 
 
+XIDS: Final[dict[int, str]] = {
+    48: "an uncorrectable memory error (ECC)",
+    64: "a row of memory that could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many memory errors",
+    94: "a contained memory error (ECC)",
+    95: "an uncontained memory error (ECC)",
+    119: "the GPU's own processor did not answer",
+    120: "an error of the GPU's own processor",
+    140: "an unrecovered memory error (ECC)",
+    143: "the GPU could not be set up",
+    158: "a fatal timeout of the GPU",
+    167: "a fatal timeout of the PCIe bus",
+    171: "an uncorrectable memory error (DRAM)",
+    172: "an uncorrectable memory error (SRAM)",
+}
+"""Faults of the device that end the processes on it (NVIDIA open-gpu-kernel-modules 595.45.04, names of the Xid numbers)."""
+
+
+def retried(server: Server | None) -> Cause:
+    """A warning of torch's allocator on a try that failed, with nothing after it that ended a process."""
+    served = server is not None and server.state in {"serving", "stopped"}
+    text = (
+        "Not a device out-of-memory: torch's allocator warns of every try that fails, gives back what it keeps and tries again; "
+        + ("the server went on after it." if served else "no failure stands after it.")
+    )
+    ask = () if served else (Candidate("unknown", "A failure after the end of this input.", "the lines that follow"),)
+    return Cause(
+        "not_device_memory", 0.9 if served else 0.5, text, "what follows", ask, device_memory=False if served else None
+    )
+
+
 def _not_memory(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
     if symptom.kind == "workspace_overflow":
         text = "A fixed workspace of the attention backend is too small for this batch; the device itself is not short."
@@ -116,6 +149,9 @@ def _not_memory(symptom: Symptom, numbers: Numbers, server: Server | None) -> Ca
             "Raise the backend's workspace (SGLang: SGLANG_FLASHINFER_WORKSPACE_SIZE) or lower the tokens of a batch.",
         )
         return Cause("workspace", 0.9, text, "the line itself", advice=(advice,), device_memory=False)
+    if symptom.kind == "xid" and (number := int(symptom.counts.get("xid", 0))) in XIDS:
+        text = f"Not a device out-of-memory: the driver reports Xid {number}, {XIDS[number]}; running out of memory leaves no such line."
+        return Cause("not_device_memory", 0.9, text, "the driver's line", device_memory=False)
     if symptom.kind == "unreliable":
         text = "Not a device out-of-memory that can be trusted: no PyTorch prints these words" + _reasons(symptom) + "."
         return Cause("unknown", 0.5, text, "the wording", device_memory=None)
@@ -148,7 +184,8 @@ _HOST: Final = {
 def _host(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
     if symptom.kind == "exit_code":
         code = symptom.counts.get("exit_code")
-        text = f"The process was killed by a signal (exit code {code}); that alone does not say that memory ran out."
+        told = f"exit code {code}" if code is not None else "exit code 137 or -9"
+        text = f"The process was killed from outside ({told}); that alone does not say that memory ran out."
         asked = (
             Candidate(
                 "host_memory",
@@ -257,6 +294,12 @@ def _startup_check(symptom: Symptom, numbers: Numbers, server: Server | None) ->
         "free",
         "End what holds the memory: often workers of the previous start (look for VLLM:: and sglang:: processes).",
     )
+    if server is not None and any(rank.gpu.unified_memory for rank in server.ranks):
+        text += " On unified memory the page cache counts as in use."
+        cached = Candidate(
+            "other_process", "The page cache of the machine.", "free -h; sync; echo 3 > /proc/sys/vm/drop_caches"
+        )
+        return Cause("other_process", 0.5, text, "arithmetic on the line", (cached, _who()), (free_it, lower))
     if small:
         text += " That is little more than a context and the driver: the fraction asks for nearly the whole device."
         return Cause("other_process", 0.5, text, "arithmetic on the line", (_who(),), (lower,))
@@ -344,8 +387,17 @@ def _others(numbers: Numbers) -> Cause | None:
     return None
 
 
+def _unallocated(numbers: Numbers) -> int | None:
+    """What torch reserved and had not allocated; older messages print the two sums."""
+    if numbers.reserved_unallocated_bytes is not None:
+        return numbers.reserved_unallocated_bytes
+    if numbers.torch_reserved_bytes is None or numbers.torch_allocated_bytes is None:
+        return None
+    return max(0, numbers.torch_reserved_bytes - numbers.torch_allocated_bytes)
+
+
 def _fragmented(numbers: Numbers) -> Cause | None:
-    rest, asked, total = numbers.reserved_unallocated_bytes, numbers.requested_bytes, numbers.total_bytes
+    rest, asked, total = _unallocated(numbers), numbers.requested_bytes, numbers.total_bytes
     if rest is None or asked is None or rest < asked or rest < FRAGMENTED_SHARE * (total or rest * 100):
         return None
     text = (
@@ -383,7 +435,6 @@ _PHASES: Final[dict[str, tuple[Kind, str]]] = {
     "graph_capture": ("graph_capture", "CUDA graph capture needed more than weights and pools left free."),
     "prefill": ("prefill", "A prefill batch needed more for its activations than weights, pools and graphs left free."),
     "decode": ("decode", "A decode step needed more than weights, pools and graphs left free."),
-    "wake_up": ("kv_pool", "The memory that was given up while asleep could not be taken back."),
 }
 
 
@@ -403,9 +454,18 @@ def _by_phase(
         return Cause("kv_pool", 0.7, _PHASES["pools"][1], "where it happened", advice=_pool_advice())
     if phase == "warmup":
         return _warmup(numbers, server)
+    if phase == "wake_up":
+        text = "The memory that was given up while asleep could not be taken back: somebody else took it meanwhile."
+        own = Candidate("kv_pool", "The engine itself kept more than it gave back.", WHO)
+        end = Advice("free", "End what took the memory, or wake the server before another one starts.")
+        return Cause("other_process", 0.6, text, "where it happened", (_who(), own), (end,))
     if phase in _PHASES:
         kind, text = _PHASES[phase]
-        return Cause(kind, 0.7, text, "where it happened", (), _advice(kind, phase))
+        # The line itself may say it ("Capture cuda graph failed", "Failed to load model").
+        sure = 0.9 if symptom.phase_hint is not None else 0.7
+        return Cause(
+            kind, sure, text, "the line itself" if sure > 0.7 else "where it happened", (), _advice(kind, phase)
+        )
     return _unsure(symptom, numbers, phase, starting=bool(_STARTING & set(names.split())))
 
 
@@ -476,7 +536,7 @@ def _warmup(numbers: Numbers, server: Server | None) -> Cause:
 
 def _unsure(symptom: Symptom, numbers: Numbers, phase: Phase, *, starting: bool) -> Cause:
     """Where the phase is not in the input: what the figures of the message fit best, and what else they may be."""
-    asked, rest, total = numbers.requested_bytes, numbers.reserved_unallocated_bytes, numbers.total_bytes
+    asked, rest, total = numbers.requested_bytes, _unallocated(numbers), numbers.total_bytes
     crossing = "the log from the start of the server to this line: memledger oom LOG"
     if asked is not None and total is not None and asked > total:
         text = f"One tensor of {asked / GIB:.2f} GiB, more than the device has: a dummy batch of the largest input, most likely of the profile run."

@@ -6,7 +6,8 @@ from typing import Final
 
 from memledger import words as n
 from memledger.frameworks.torch_oom import seconds_between
-from memledger.ledger import Rank, Report, Server, held
+from memledger.ledger import Rank, Report, held
+from memledger.postmortem.host import pids_of
 from memledger.postmortem.incident import Candidate, Numbers
 from memledger.postmortem.symptom import Symptom
 from memledger.units import GIB
@@ -26,7 +27,7 @@ def previous_start(report: Report, index: int | None, root: Symptom, numbers: Nu
     if not any(span.input == root.input and span.last_line < root.line for span in earlier.span):
         return None
     listed = {other.pid for other in numbers.other_processes if other.pid is not None}
-    same = sorted(listed & _pids(earlier))
+    same = sorted(listed & pids_of(earlier))
     apart = seconds_between(earlier.ended_at, root.time)
     if same:
         text = f"Process {same[0]}, which holds memory here, is of the start before in this log: it was not ended."
@@ -41,7 +42,7 @@ def previous_start(report: Report, index: int | None, root: Symptom, numbers: Nu
         f"The start before in this log{after} had taken {n.gib_about(fitting[0])} by its own lines ({_parts(rank)}), "
         f"and {n.gib_about(taken)} were held: its workers may still be there."
     )
-    pids = sorted(_pids(earlier))
+    pids = sorted(pids_of(earlier))
     command = (
         f"ps -o pid,ppid,lstart,args -p {','.join(map(str, pids[:16]))}" if pids else "ps -eo pid,ppid,lstart,args"
     )
@@ -58,10 +59,6 @@ def _others(numbers: Numbers) -> int | None:
     if numbers.total_bytes is not None and numbers.free_bytes is not None and numbers.process_bytes is None:
         return numbers.total_bytes - numbers.free_bytes
     return None
-
-
-def _pids(server: Server) -> set[int]:
-    return {pid for pid in (*(r.pid for r in server.ranks), *(e.pid for e in server.engines)) if pid is not None}
 
 
 def _parts(rank: Rank) -> str:
