@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Final
@@ -16,6 +17,7 @@ from memledger.postmortem import causes, decode, figures, host, leftover, phase,
 from memledger.postmortem.doing import Doing, phase_of_step
 from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Numbers, Phase
 from memledger.postmortem.symptom import Frame, Symptom, Symptoms
+from memledger.prefix import text_after_prefix
 
 ArchitectureOf = Callable[[Server], Architecture | None]
 
@@ -25,7 +27,11 @@ NEAR_SECONDS: Final = 300.0
 FRAME_LINES: Final = 400
 """How far from the failing line a traceback of the same input may stand."""
 MOST_INCIDENTS: Final = 50
+MOST_LINKS: Final = 12
+MOST_ALIKE: Final = 60
+"""Characters, without digits, by which lines of one rule are told apart."""
 
+_DIGITS: Final = re.compile(r"\d+")
 _HOST_KILLS: Final = frozenset(
     {"kernel_oom", "cgroup_oom", "container_killed", "oomd", "slurm_oom", "ray_memory_monitor", "evicted", "unit_oom"}
 )
@@ -317,17 +323,28 @@ def _chain(group: _Group, beside: Sequence[Symptom]) -> tuple[Link, ...]:
     """The failure, then every kind of consequence once, in order."""
     root = group.first
     links = [Link(root.message, "cause", root.time, root.repeats + 1, root.evidence)]
-    later: dict[str, Link] = {}
+    later: dict[tuple[str, str], Link] = {}
     others = [s for s in group.roots if s is not root and s.kind != root.kind]
     for symptom in [*others, *(s for s in beside if s.role == "consequence")]:
-        known = later.get(symptom.rule)
-        if known is None:
-            later[symptom.rule] = Link(
-                symptom.message, "consequence", symptom.time, symptom.repeats + 1, symptom.evidence
-            )
-        else:
-            later[symptom.rule] = msgspec.structs.replace(known, times=known.times + symptom.repeats + 1)
+        for link in _steps(symptom):
+            key = (symptom.rule, _DIGITS.sub("", link.what)[:MOST_ALIKE])
+            known = later.get(key)
+            if known is not None:
+                later[key] = msgspec.structs.replace(known, times=known.times + link.times)
+            elif len(later) < MOST_LINKS:
+                later[key] = link
     return (*links, *later.values())
+
+
+def _steps(symptom: Symptom) -> list[Link]:
+    """One step for each line of a symptom that is kept: an engine's end is told by each of its processes in other words."""
+    if len(symptom.evidence) < 2:
+        return [Link(symptom.message, "consequence", symptom.time, symptom.repeats + 1, symptom.evidence)]
+    rest = symptom.repeats + 1 - len(symptom.evidence)
+    texts = [text_after_prefix(line.text) for line in symptom.evidence]
+    first = Link(texts[0], "consequence", symptom.time, 1 + max(0, rest), symptom.evidence[:1])
+    lines = zip(texts[1:], symptom.evidence[1:], strict=True)
+    return [first, *(Link(text, "consequence", None, 1, (line,)) for text, line in lines)]
 
 
 def _ranks(roots: Sequence[Symptom]) -> tuple[str, ...]:
