@@ -198,6 +198,15 @@ def test_a_library_that_fails_after_torch_is_no_cause_of_its_own(incidents):
     assert one["numbers"]["requested_bytes"] == 786 * 2**20
 
 
+def test_of_two_servers_in_one_log_it_is_the_one_whose_line_it_is(incidents):
+    other = (
+        f"[{TIME}:00 TP0] Load weight begin. avail mem=78.48 GB\n[{TIME}:10 TP0] Load weight end. avail mem=8.48 GB\n"
+    )
+    failure = vllm() + other + core("EngineCore failed to start.") + core(oom(pools=""))
+    (one,) = incidents(failure)
+    assert (one["server"], one["kind"]) == (0, "profiling")
+
+
 # ------------------------------------------------------------------------------------------------------------ the host
 
 KERNEL = (

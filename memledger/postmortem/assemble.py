@@ -31,6 +31,7 @@ MOST_LINKS: Final = 12
 MOST_ALIKE: Final = 60
 """Characters, without digits, by which lines of one rule are told apart."""
 
+_ENGINES: Final = frozenset({"sglang", "vllm"})
 _DIGITS: Final = re.compile(r"\d+")
 _HOST_KILLS: Final = frozenset(
     {"kernel_oom", "cgroup_oom", "container_killed", "oomd", "slurm_oom", "ray_memory_monitor", "evicted", "unit_oom"}
@@ -119,13 +120,22 @@ def _by_start(report: Report, found: Iterable[Symptom]) -> dict[tuple[int, int |
 
 
 def _server_of(report: Report, symptom: Symptom) -> int | None:
-    """The start that a line belongs to: the last one of its input that begins before it."""
-    at = None
-    for index, server in enumerate(report.servers):
-        for span in server.span:
-            if span.input == symptom.input and span.first_line <= symptom.line:
-                at = index
-    return at
+    """The start that a line belongs to: the last one of its input that begins before it.
+
+    Where several servers write into one input, it is one of the engine, and of the container or host, that the line names.
+    """
+    before = [
+        index
+        for index, server in enumerate(report.servers)
+        if any(span.input == symptom.input and span.first_line <= symptom.line for span in server.span)
+    ]
+    engine = symptom.rule.partition(".")[0]
+    engine = engine if engine in _ENGINES else symptom.prefix.style or ""
+    same = [i for i in before if report.servers[i].framework == engine] if engine in _ENGINES else before
+    source = symptom.prefix.source
+    labelled = [i for i in same or before if source is not None and report.servers[i].label == source]
+    found = labelled or same or before
+    return found[-1] if found else None
 
 
 def _roots(members: Sequence[Symptom]) -> list[Symptom]:
