@@ -27,6 +27,8 @@ _COMPILERS: Final = frozenset({"cicc", "nvcc", "ptxas", "cc1plus", "cudafe++", "
 _SAYS_IT_ITSELF: Final = frozenset({"state_blocks_too_few", "workspace_overflow"})
 """Rules whose line names the figure: then no general advice of the same direction is repeated."""
 _STEP: Final = 0.01
+_MARGIN: Final = 64 * MIB
+"""What is added to the memory that was missing, or a quarter of it: the request that failed is seldom the last one."""
 _LEAST_CHUNK: Final = 256
 _ROOM: Final = 0.9
 """A chunk is offered whose transient takes no more than this share of what was free."""
@@ -87,7 +89,7 @@ def _lower_fraction(kind: Kind, numbers: Numbers, server: Server | None, rank: R
     if asked is None or free is None or base is None:
         return None
     missing = max(0, asked - free)
-    step = _steps(missing, base)
+    step = _steps(missing + max(missing // 4, _MARGIN), base)
     flag = FLAGS[server.framework]["fraction"] if server is not None else None
     old = _fraction(server)
     if missing >= base // 2 or (old is not None and old - step < 0.05):
@@ -99,7 +101,7 @@ def _lower_fraction(kind: Kind, numbers: Numbers, server: Server | None, rank: R
         named = f" ({flag})" if flag is not None else ""
         text = (
             f"Lower the memory fraction{named} by {step:.2f} at least: {short}, and {step:.2f} of {n.gib_about(base)} "
-            f"is {n.gib_about(gained)}. More of the same may follow this request, so take a step more."
+            f"is {n.gib_about(gained)}. That leaves a margin for what follows it."
         )
         return Advice("lower", text, setting="fraction")
     new = round(old - step, 2) if round(old, 2) == old else math.floor((old - step) * 100) / 100
@@ -107,7 +109,7 @@ def _lower_fraction(kind: Kind, numbers: Numbers, server: Server | None, rank: R
     cost = f" It costs about {n.count_short(lost)} KV tokens." if lost is not None else ""
     text = (
         f"Lower {flag} from {old:g} to {new:g} at most: {short}, and {old - new:.2f} of {n.gib_about(base)} is "
-        f"{n.gib_about(int((old - new) * base))}. More of the same may follow this request, so take a step more.{cost}"
+        f"{n.gib_about(int((old - new) * base))}. That leaves a margin for what follows it.{cost}"
     )
     effects: tuple[Effect, ...] = (Effect(account="free", bytes=int((old - new) * base)),)
     if lost is not None:
