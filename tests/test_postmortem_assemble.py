@@ -90,6 +90,15 @@ def test_the_traceback_tells_the_phase(incidents, function, kind, phase):
     assert one["confidence"] <= 0.7
 
 
+def test_a_cache_that_did_not_fit_what_was_measured_leaves_another_process_open(incidents):
+    (one,) = incidents(
+        frame("worker/cache_engine.py", "_allocate_kv_cache") + core("torch.OutOfMemoryError: CUDA out of memory.")
+    )
+    assert (one["kind"], one["phase"]) == ("other_process", "pools")
+    assert one["confidence"] <= 0.5
+    assert "kv_pool" in [c["kind"] for c in one["candidates"]]
+
+
 def test_a_forward_pass_within_the_profile_run_is_the_profile_run(incidents):
     frames = frame("v1/worker/gpu_worker.py", "determine_available_memory") + frame("models/m.py", "forward_prefill")
     (one,) = incidents(vllm() + frames + core(oom(pools="")))

@@ -33,7 +33,7 @@ def check(free):
 def test_what_is_held_is_what_the_start_before_had_taken():
     found = previous_start(report(), 1, line(), check(8 * GIB))
     assert found.kind == "other_process"
-    assert "it ended 60 s earlier" in found.cause
+    assert "its last line is 60 s earlier" in found.cause
     assert "67.0 GiB by its own lines (kv cache 61.00, weights 6.00), and 71.0 GiB were held" in found.cause
     assert found.command.endswith("-p 4242")
 

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from memledger.postmortem.facts import read_symptoms
-from memledger.postmortem.incident import Incident
+from memledger.postmortem.incident import Incident, Numbers
 from memledger.postmortem.listed import noted
+from memledger.units import GIB
 
 CASE = Path(__file__).parent.parent / "fixtures" / "oom-vllm-leftover"
 
@@ -28,3 +29,18 @@ def test_host_memory_is_none_of_the_gpus_processes():
 def test_without_a_table_nothing_is_said():
     _, symptoms = read_symptoms([str(CASE / "server.log")])
     assert noted([one()], symptoms) == (one(),)
+
+
+def test_the_process_that_holds_what_was_in_use_is_the_first_candidate():
+    _, symptoms = read_symptoms([str(CASE / "nvidia-smi.txt")])
+    held = Numbers(total_bytes=79 * GIB, free_bytes=9 * GIB)
+    (got,) = noted([one(numbers=held)], symptoms)
+    assert got.candidates[0].command == "ps -o pid,ppid,lstart,args -p 3901"
+    assert "70.03 GiB when nvidia-smi was run: that is the 70.00 GiB in use" in got.candidates[0].cause
+
+
+def test_a_process_of_another_size_is_not_called_the_holder():
+    _, symptoms = read_symptoms([str(CASE / "nvidia-smi.txt")])
+    for free in (1, 40):
+        (got,) = noted([one(numbers=Numbers(total_bytes=79 * GIB, free_bytes=free * GIB))], symptoms)
+        assert got.candidates == ()

@@ -451,6 +451,16 @@ def _by_phase(
             text = "The recurrent-state pool, made for all request slots at once, does not fit."
             fewer = (Advice("lower", "Lower the state slots ({slots})."),)
             return Cause("state_pool", 0.7, text, "the traceback", advice=fewer)
+        if "_allocate_kv_cache" in names and numbers.total_bytes is None and numbers.free_bytes is None:
+            # vLLM's: it sizes the cache by the free memory that it has just measured (V0 cache_engine.py, V1 gpu_model_runner.py).
+            text = (
+                "The KV cache did not fit in the memory that vLLM had measured as free right before; the message has no figures. "
+                "What the profile does not see is another process that takes memory meanwhile."
+            )
+            own = Candidate(
+                "kv_pool", "The cache is too large for what the profile left.", "the whole line: memledger oom LOG"
+            )
+            return Cause("other_process", 0.5, text, "the traceback", (_who(), own), _pool_advice())
         return Cause("kv_pool", 0.7, _PHASES["pools"][1], "where it happened", advice=_pool_advice())
     if phase == "warmup":
         return _warmup(numbers, server)

@@ -20,7 +20,7 @@ LONGEST_SECONDS: Final = 3600.0
 
 def previous_start(report: Report, index: int | None, root: Symptom, numbers: Numbers) -> Candidate | None:
     """The earlier start whose workers may still hold the memory; None where no start of this log fits."""
-    taken = _others(numbers)
+    taken = held_by_others(numbers)
     if index is None or index == 0 or taken is None:
         return None
     earlier = report.servers[index - 1]
@@ -37,7 +37,7 @@ def previous_start(report: Report, index: int | None, root: Symptom, numbers: Nu
     if not fitting or (apart is not None and not 0 <= apart <= LONGEST_SECONDS):
         return None
     rank = earlier.ranks[sizes.index(fitting[0])]
-    after = f" (it ended {apart:.0f} s earlier)" if apart is not None else ""
+    after = f" (its last line is {apart:.0f} s earlier)" if apart is not None else ""
     text = (
         f"The start before in this log{after} had taken {n.gib_about(fitting[0])} by its own lines ({_parts(rank)}), "
         f"and {n.gib_about(taken)} were held: its workers may still be there."
@@ -49,7 +49,7 @@ def previous_start(report: Report, index: int | None, root: Symptom, numbers: Nu
     return Candidate("other_process", text, command)
 
 
-def _others(numbers: Numbers) -> int | None:
+def held_by_others(numbers: Numbers) -> int | None:
     """What others held: those listed, else what is neither free nor this process's."""
     listed = [other.bytes for other in numbers.other_processes if other.bytes]
     if listed:

@@ -7,11 +7,14 @@ from typing import Final
 
 import msgspec
 
-from memledger.postmortem.incident import Incident
+from memledger.postmortem.incident import Candidate, Incident
+from memledger.postmortem.leftover import held_by_others
 from memledger.postmortem.symptom import Symptom, Symptoms
 from memledger.units import GIB
 
 MOST: Final = 4
+SHARE: Final = 0.9
+"""Of what others held, the largest listed process must hold this much to be called its holder."""
 
 
 def noted(incidents: Iterable[Incident], symptoms: Symptoms) -> tuple[Incident, ...]:
@@ -36,4 +39,20 @@ def _noted(one: Incident, processes: list[Symptom]) -> Incident:
     more = f" and {len(processes) - MOST} more" if len(processes) > MOST else ""
     note = f"nvidia-smi lists, at its own moment: {', '.join(told)}{more}."
     evidence = tuple(item for s in processes[:MOST] for item in s.evidence[:1])
-    return msgspec.structs.replace(one, notes=(*one.notes, note), evidence=(*one.evidence, *evidence))
+    holder = _holder(one, processes) if len(gpus) == 1 else None
+    candidates = (holder, *one.candidates) if holder is not None else one.candidates
+    return msgspec.structs.replace(
+        one, notes=(*one.notes, note), evidence=(*one.evidence, *evidence), candidates=candidates
+    )
+
+
+def _holder(one: Incident, processes: list[Symptom]) -> Candidate | None:
+    """The listed process that holds what others held at the failure; none where the sizes do not agree."""
+    taken = held_by_others(one.numbers) if one.kind == "other_process" else None
+    largest = processes[0]
+    size, pid = largest.amounts["used_bytes"].bytes, int(largest.counts["pid"])
+    if taken is None or not SHARE * taken <= size <= taken + GIB // 2:
+        return None
+    name = largest.words.get("name", "no name")
+    text = f"Process {pid} ({name}) held {size / GIB:.2f} GiB when nvidia-smi was run: that is the {taken / GIB:.2f} GiB in use here."
+    return Candidate("other_process", text, f"ps -o pid,ppid,lstart,args -p {pid}")
