@@ -18,6 +18,14 @@ LARGEST_BYTES: Final = 16 * 2**20
 """A larger file is no saved `nvidia-smi`: the longest outputs have some 100 kB a GPU."""
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_COMMAND: Final = re.compile(r"--query-(?:gpu|compute-apps)=(?P<fields>[\w.,]+)")
+_FAILURES: Final = (
+    ("Driver/library version mismatch", "driver and library are of different versions: reboot or reload the module"),
+    ("NVIDIA-SMI has failed", "it could not reach the driver"),
+    ("No devices were found", "the driver shows no GPU"),
+    ("Unable to determine the device handle", "a GPU is lost: see `dmesg` for Xid lines, then reset it or reboot"),
+)
+_MONITOR: Final = re.compile(r"^# ?gpu\s+(?:pid|pwr)\b")
 _QUOTED: Final = re.compile(r"^(?:> ?)+")
 
 
@@ -125,11 +133,20 @@ def _queries(lines: list[str]) -> list[_Found]:
 def _csv(lines: list[str]) -> list[_Found]:
     found = []
     for at, line in enumerate(lines):
-        columns = smi_text.header(line) if "," in line else None
+        columns = _columns(line)
         if columns is not None:
-            devices, driver = smi_text.read_rows(columns, lines[at + 1 :])
+            devices, driver = smi_text.read_rows(columns, lines, at + 1)
             found.append(_Found(at, "apps" if "pid" in columns else "csv", devices, driver))
     return found
+
+
+def _columns(line: str) -> dict[str, tuple[int, str]] | None:
+    """The columns of the CSV that begins below this line: it is a header, or the command that printed none."""
+    if "," not in line:
+        return None
+    if "noheader" in line and (command := _COMMAND.search(line[:2000])) is not None:
+        return smi_text.header(command["fields"])
+    return smi_text.header(line)
 
 
 def _xml(text: str) -> list[_Found]:
@@ -160,8 +177,13 @@ def _add(chosen: _Found, apps: _Found | None, lists: list[Seen]) -> None:
 
 def _nothing(lines: list[str]) -> SmiError:
     for line in lines[:200]:
-        if "NVIDIA-SMI has failed" in line:
-            return SmiError("nvidia-smi itself failed: it could not reach the driver")
+        for words, why in _FAILURES:
+            if words in line:
+                return SmiError(f"nvidia-smi itself failed: {why}")
+        if _MONITOR.match(line):
+            return SmiError(
+                "this is `nvidia-smi pmon` or `dmon`, whose `mem` is bandwidth and no size: use `nvidia-smi -q`"
+            )
         refused = smi_text.no_header(line)
         if refused is not None:
             return refused

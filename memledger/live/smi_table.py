@@ -26,7 +26,10 @@ _LISTED: Final = re.compile(r"\bGPU (?P<index>\d{1,3}): (?P<name>.{1,100}?) \(UU
 _LISTED_MIG: Final = re.compile(
     r"\bMIG (?P<profile>\S{1,30})\s+Device\s+(?P<device>\d+): \(UUID: (?P<uuid>MIG-[\w/-]{8,80})\)"
 )
-_BORDER: Final = re.compile(r"^[\s|]*[+|][-=+|]{10,}")
+_BORDER: Final = re.compile(r"[+|][-=+|]{10,}\s*$")
+
+_WIDEST: Final = 400
+"""No table is wider: what stands further right in a line is not looked at, so that no line takes long."""
 
 _FREE_FROM_TOTAL: Final = 470
 """Up to this driver the table's total leaves out what the driver reserves; from 510 on it holds it."""
@@ -34,13 +37,13 @@ _FREE_FROM_TOTAL: Final = 470
 
 def tables(lines: list[str]) -> list[list[str]]:
     """The lines of each table, from one banner to the next."""
-    starts = [at for at, line in enumerate(lines) if BANNER.search(line)]
+    starts = [at for at, line in enumerate(lines) if BANNER.search(line[:_WIDEST])]
     return [lines[start:end] for start, end in zip(starts, [*starts[1:], len(lines)], strict=False)]
 
 
 def versions(lines: list[str]) -> tuple[str | None, str | None]:
     """Driver and CUDA version of the banner."""
-    text = "\n".join(lines[:3])
+    text = "\n".join(line[:_WIDEST] for line in lines[:3])
     driver, cuda = _DRIVER.search(text), _CUDA.search(text)
     return (None if driver is None else driver["version"], None if cuda is None else cuda["version"])
 
@@ -50,14 +53,15 @@ def read_table(lines: list[str]) -> list[Seen]:
     driver, _ = versions(lines)
     devices: list[Seen] = []
     section, after_head, list_ends = "gpus", 0, False
-    for line in lines:
+    for whole_line in lines:
+        line = whole_line[:_WIDEST]
         if "Processes:" in line:
             section = "processes"
             _expect_processes(devices)
         elif "MIG devices:" in line:
             section = "mig"
-        elif _BORDER.match(line):
-            # The border under the last row: the list is whole.
+        elif _BORDER.search(line):
+            # The border under the last row (a log may print its own words before it): the list is whole.
             list_ends = section == "processes" and "=" not in line
         elif section == "processes":
             if list_ends:
@@ -84,6 +88,7 @@ def read_table(lines: list[str]) -> list[Seen]:
             and device.processes is not None
             and (device.used or 0) >= 2**30
             and device.parent is None
+            and not device.mig_mode  # its processes stand with its instances
         ):
             device.notes.append(
                 "no process is listed although memory is used: they are in another container or belong to another user"
@@ -95,7 +100,8 @@ def read_list(lines: list[str]) -> list[Seen]:
     """The GPUs and MIG devices of `nvidia-smi -L`: names and UUIDs only."""
     devices: list[Seen] = []
     gpu: Seen | None = None
-    for line in lines:
+    for whole_line in lines:
+        line = whole_line[:_WIDEST]
         if (found := _LISTED.search(line)) is not None:
             gpu = Seen(int(found["index"]))
             gpu.name, gpu.uuid = found["name"], found["uuid"]

@@ -7,13 +7,14 @@ from typing import Final
 
 from memledger.live.smi_seen import MOST_DEVICES, Seen, SmiError, known, number, process, size
 
-LOG_BANNER: Final = re.compile(r"=+\s*NVSMI LOG\s*=+")
+LOG_BANNER: Final = re.compile(r"=\s*NVSMI LOG\s*=")
 _GPU: Final = re.compile(r"^\s*GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s*$")
 _PAIR: Final = re.compile(r"^(?P<indent>[ \t]*)(?P<key>\S[^:]{0,60}?)\s*:\s+(?P<value>\S.*)$")
 _VERSION: Final = re.compile(r"\d[\w.]*")
 _MODES: Final = {"Enabled": True, "Disabled": False}
 _UNIT: Final = re.compile(r"^(?P<name>[\w.]+)\s*(?:\[(?P<unit>\w+)\])?$")
 _GPU_FIELDS: Final = frozenset({"memory.total", "memory.reserved", "memory.used", "memory.free"})
+_MOST_COMMAS: Final = 50
 _APP_MEMORY: Final = ("used_gpu_memory", "used_memory")
 _BARE_APP: Final = re.compile(r"^\s*(?P<pid>\d{1,7}),\s*(?P<name>[^,]{1,400}),\s*(?P<memory>\d+ MiB|\[N/A\])\s*$")
 
@@ -167,16 +168,17 @@ def header(line: str) -> dict[str, tuple[int, str]] | None:
     return found if gpus or ("pid" in found and any(name in found for name in _APP_MEMORY)) else None
 
 
-def read_rows(columns: dict[str, tuple[int, str]], lines: list[str]) -> tuple[list[Seen], str | None]:
-    """The devices of the rows below a CSV header, and the driver's version where it is a column."""
+def read_rows(columns: dict[str, tuple[int, str]], lines: list[str], start: int = 0) -> tuple[list[Seen], str | None]:
+    """The devices of the rows below a CSV header (from line `start` on), and the driver's version where it is a column."""
     devices: list[Seen] = []
     driver: str | None = None
     width = max(at for at, _ in columns.values()) + 1
-    for at_line, line in enumerate(lines, 1):
-        cells = [cell.strip() for cell in line.split(",")]
+    for at_line in range(start, len(lines)):
+        line = lines[at_line]
+        cells = _cells(line, columns, width)
         if len(cells) != width or len(devices) >= MOST_DEVICES or header(line) is not None:
             break
-        if at_line == len(lines) and cells[-1].isdecimal():
+        if at_line + 1 == len(lines) and cells[-1].isdecimal():
             # The file ends without a line's end: without its unit the last figure may be cut off.
             cells[-1] = ""
         row = {name: cells[at] for name, (at, _) in columns.items()}
@@ -188,6 +190,16 @@ def read_rows(columns: dict[str, tuple[int, str]], lines: list[str]) -> tuple[li
             device.index = device.index if device.index is not None or device.uuid or device.bus else len(devices)
             devices.append(device)
     return devices, driver
+
+
+def _cells(line: str, columns: dict[str, tuple[int, str]], width: int) -> list[str]:
+    """The cells of a row; a process's name may hold commas, which `nvidia-smi` does not quote."""
+    cells = [cell.strip() for cell in line.split(",", width + _MOST_COMMAS)]
+    surplus = len(cells) - width
+    if surplus > 0 and "process_name" in columns:
+        at = columns["process_name"][0]
+        cells[at : at + surplus + 1] = [", ".join(cells[at : at + surplus + 1])]
+    return cells
 
 
 def _row_device(row: dict[str, str], columns: dict[str, tuple[int, str]]) -> Seen:

@@ -12,6 +12,9 @@ from memledger.live.smi_seen import MOST_DEVICES, Seen, known, number, process, 
 
 ROOT_OPENS: Final = re.compile(r"<nvidia_smi_log\b")
 _ENDS: Final = "</nvidia_smi_log>"
+_PIECE: Final = 2**16
+MOST_ELEMENTS: Final = 500_000
+"""A GPU has some 400 elements: a document with more than this is none of nvidia-smi's, and is not read to its end."""
 _MODES: Final = {"Enabled": True, "Disabled": False}
 
 
@@ -30,17 +33,24 @@ def read_xml(text: str) -> Document:
     """The devices of one document that begins at its root element; of a cut one, the GPUs that are whole."""
     end = text.find(_ENDS)
     found = Document()
+    stop = len(text) if end < 0 else end + len(_ENDS)
     parser: XMLPullParser[Any] = XMLPullParser(["end"])
-    try:
-        parser.feed(text if end < 0 else text[: end + len(_ENDS)])
-        found.complete = end >= 0
-    except ParseError:
-        # What ended before the fault is read all the same.
-        found.complete = False
-    with contextlib.suppress(ParseError):
-        events: Iterator[Any] = parser.read_events()
-        for _, element in events:
-            _take(found, element)
+    elements = 0
+    for at in range(0, stop, _PIECE):
+        whole = True
+        try:
+            parser.feed(text[at : min(at + _PIECE, stop)])
+        except ParseError:
+            # What ended before the fault is read all the same.
+            whole = False
+        with contextlib.suppress(ParseError):
+            events: Iterator[Any] = parser.read_events()
+            for _, element in events:
+                elements += 1
+                _take(found, element)
+        if not whole or elements > MOST_ELEMENTS:
+            return found
+    found.complete = end >= 0
     return found
 
 
