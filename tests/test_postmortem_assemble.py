@@ -262,6 +262,16 @@ def test_exit_137_alone_is_no_proof(incidents):
     assert all(c["command"] for c in one["candidates"])
 
 
+def test_a_kernels_fault_explains_the_end_of_its_process(incidents):
+    text = (
+        f"[{TIME}:00 TP0] Load weight begin. avail mem=78.48 GB\n[{TIME}:20] The server is fired up and ready to roll!\n"
+        f"[{TIME}:31 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n\nKilled\n"
+    )
+    (one,) = incidents(text)
+    assert (one["kind"], one["confidence"]) == ("not_device_memory", 0.7)
+
+
 def test_rays_killed_worker_is_not_the_culprit(incidents):
     text = (
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n"

@@ -163,3 +163,16 @@ def test_a_killed_compiler_asks_for_fewer_jobs():
     assert flags(figured(cause("host_memory"), line, Numbers(), None, None)) == [("MAX_JOBS=1",)]
     other = root("any.killed_process", "kernel_oom", words={"name": "python3"})
     assert figured(cause("host_memory"), other, Numbers(), None, None) == ()
+
+
+@pytest.mark.parametrize(("least", "new"), [(0.942, "0.95"), (0.95, "0.96"), (0.9, "0.91")])
+def test_what_the_weights_leave_is_above_the_printed_fraction(least, new):
+    line = root("sglang.weights_leave_no_kv", "engine_refusal", counts={"raise_above": least})
+    found = figured(cause("kv_pool", "fraction", direction="raise"), line, Numbers(), server("sglang"), None)
+    assert flags(found) == [("--mem-fraction-static", new)]
+
+
+def test_weights_that_fill_the_card_need_no_other_fraction():
+    line = root("sglang.weights_leave_no_kv", "engine_refusal", counts={"raise_above": 1.0})
+    (advice,) = figured(cause("kv_pool", "fraction", direction="raise"), line, Numbers(), server("sglang"), None)
+    assert (advice.direction, advice.remedy) == ("none", None)

@@ -141,6 +141,10 @@ def _server_of(report: Report, symptom: Symptom) -> int | None:
 def _roots(members: Sequence[Symptom]) -> list[Symptom]:
     """The symptoms that may be causes; where no line names one, what stands beside a failure, then what only looks like one."""
     named = [s for s in members if s.role == "cause"]
+    faults = [s for s in members if s.kind == "illegal_access"]
+    if faults and all(s.kind == "exit_code" for s in named):
+        # A kernel's fault before the end explains the end.
+        named = [s for s in named if not any(0 < s.line - fault.line <= FRAME_LINES for fault in faults)]
     if named:
         return named
     ended = any(s.role == "consequence" or s.kind == "exception" for s in members)

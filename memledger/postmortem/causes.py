@@ -159,6 +159,12 @@ def _not_memory(symptom: Symptom, numbers: Numbers, server: Server | None) -> Ca
     if why is None:
         return None
     text = f"Not a device out-of-memory: {why}."
+    if symptom.kind == "illegal_access":
+        # After a buffer that could not be made (NVSHMEM, DeepEP) it is the usual second error.
+        earlier = Candidate(
+            "communication", "A buffer that could not be made before.", "the lines above the first fault"
+        )
+        return Cause("not_device_memory", 0.7, text, "the line itself", (earlier,), device_memory=False)
     return Cause("not_device_memory", 0.9, text, "the line itself", device_memory=False)
 
 
@@ -219,6 +225,11 @@ def _of_the_engine(symptom: Symptom, numbers: Numbers, server: Server | None) ->
     if symptom.kind not in {"engine_refusal", "engine_runtime"}:
         return None
     rule = symptom.rule.rpartition(".")[2]
+    if rule == "state_no_memory":
+        text = "After the weights there is no memory left for the recurrent state: its budget comes out below one slot."
+        grow = Advice("raise", "Raise the memory fraction ({fraction}) if the device has room.")
+        fewer = Advice("lower", "Or lower the weights' share: more GPUs, a quantised copy, fewer drafted tokens.")
+        return Cause("state_pool", 0.9, text, "the line itself", advice=(grow, fewer), device_memory=None)
     if "state" in rule or "mamba" in rule:
         slots = symptom.counts.get("state_blocks")
         held = f" ({slots} blocks of state)" if slots else ""

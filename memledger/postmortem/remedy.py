@@ -29,6 +29,7 @@ _SAYS_IT_ITSELF: Final = frozenset({"state_blocks_too_few", "workspace_overflow"
 _STEP: Final = 0.01
 _MARGIN: Final = 64 * MIB
 """What is added to the memory that was missing, or a quarter of it: the request that failed is seldom the last one."""
+_MOST_FRACTION: Final = 0.97
 _LEAST_CHUNK: Final = 256
 _ROOM: Final = 0.9
 """A chunk is offered whose transient takes no more than this share of what was free."""
@@ -44,6 +45,8 @@ def figured(
         better: Advice | None = None
         if cause.kind in _AFTER_THE_POOLS and advice.direction == "lower" and advice.setting == "fraction":
             better = _lower_fraction(cause.kind, numbers, server, rank)
+        elif root.rule.endswith(".weights_leave_no_kv") and advice.setting == "fraction":
+            better = _above(root, server)
         elif advice.setting == "fraction" and advice.direction == "raise" and cause.kind == "kv_pool":
             better = _raise_fraction(root, server, rank)
         elif advice.setting == "chunk" and cause.kind == "prefill":
@@ -160,11 +163,25 @@ def _raise_fraction(root: Symptom, server: Server | None, rank: Rank | None) -> 
         text = f"Raise {flag} by {step:.2f}, where the device has room: {short}."
         return Advice("raise", text, setting="fraction")
     new = round(old + step, 2)
-    if new > 0.97:
+    if new > _MOST_FRACTION:
         text = f"Raising {flag} is not enough: {short}, and {old:g} plus {step:.2f} would leave the device nothing."
         return Advice("none", text, setting="fraction")
     text = f"Raise {flag} from {old:g} to {new:g}, where the device has room: {short}."
     return Advice("raise", text, Remedy((flag, f"{new:g}"), (), "arithmetic on the failing line"), setting="fraction")
+
+
+def _above(root: Symptom, server: Server | None) -> Advice | None:
+    """The fraction that the weights leave a rest of, as SGLang prints it; from 1 on there is none."""
+    least = root.counts.get("raise_above", root.counts.get("minimum_viable"))
+    if least is None:
+        return None
+    flag = FLAGS[server.framework if server is not None else "sglang"]["fraction"]
+    if least > _MOST_FRACTION:
+        text = f"No {flag} is enough: it would have to be above {least:g}. The weights fill the GPU: more GPUs, a quantised copy or offloading."
+        return Advice("none", text, setting="fraction")
+    new = math.floor(least * 100 + 1) / 100
+    text = f"Raise {flag} to {new:g} or more, where the device has room: only what is above {least:g} is left for the KV cache."
+    return Advice("raise", text, Remedy((flag, f"{new:g}"), (), "printed by SGLang"), setting="fraction")
 
 
 def _smaller_chunk(numbers: Numbers, server: Server | None, state: ServerState | None) -> Advice | None:
