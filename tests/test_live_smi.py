@@ -1,6 +1,7 @@
 """A pasted or saved nvidia-smi: every layout gives the same figures; what is cut off or absent is missing, never a guess."""
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -154,3 +155,71 @@ def test_a_cut_never_makes_up_a_figure(layout, at):
             *(p.used_bytes for p in device.processes or ()),
         ):
             assert value is None or value // MIB in printed
+
+
+# ----------------------------------------------------------------------------------------------- whole outputs, by layout
+
+DATA = Path(__file__).parent / "data" / "smi"
+
+
+def figures(device):
+    sizes = (device.total_bytes, device.reserved_bytes, device.used_bytes, device.free_bytes)
+    return tuple(None if size is None else size // 2**20 for size in sizes)
+
+
+def held(device):
+    return [(p.pid, None if p.used_bytes is None else p.used_bytes // 2**20) for p in device.processes or ()]
+
+
+@pytest.mark.parametrize("quote", ["", "> ", "    "])
+def test_a_table_with_mig_keeps_instances_and_gpu_apart(quote):
+    text = "".join(quote + line for line in (DATA / "mig.txt").read_text().splitlines(keepends=True))
+    gpu, first, second = read_smi(text.encode()).devices
+    assert figures(gpu) == (81559, None, 20000, None)
+    assert figures(first) == (40448, None, 19950, None)
+    assert figures(second) == (40448, None, 50, None)
+    assert (held(gpu), held(first), held(second)) == ([], [(4242, 19900)], [])
+    assert not any("no process is listed" in note for note in gpu.notes)
+
+
+def test_unified_memory_has_no_figures_but_its_processes():
+    (gpu,) = read_smi((DATA / "gb10.txt").read_bytes()).devices
+    assert gpu.unified_memory is True
+    assert figures(gpu) == (None, None, None, None)
+    assert held(gpu) == [(3157, 43), (90001, 90123)]
+    assert "the machine's memory" in gpu.missing["total_bytes"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le"])
+def test_the_full_listing_adds_up(encoding):
+    found = read_smi((DATA / "full.txt").read_text().encode(encoding))
+    (gpu,) = found.devices
+    assert figures(gpu) == (81559, 551, 70000, 11008)
+    assert held(gpu) == [(4242, 69900)]
+    assert found.driver_version == "570.86.15"
+
+
+def test_of_several_outputs_the_last_counts_and_it_is_said():
+    both = (DATA / "full.txt").read_bytes() + (DATA / "mig.txt").read_bytes()
+    found = read_smi(both)
+    assert len(found.devices) == 3
+    assert "the last complete one is used" in found.source.reason
+
+
+def test_csv_by_its_header_with_and_without_units():
+    first, second = read_smi((DATA / "devices.csv").read_bytes()).devices
+    assert figures(first) == (81559, None, 70000, 11008)
+    assert figures(second) == (81559, None, 10, 81000)
+    (bare,) = read_smi((DATA / "nounits.csv").read_bytes()).devices
+    assert figures(bare) == (81559, None, 70000, None)
+
+
+def test_csv_without_a_header_is_not_guessed_at():
+    with pytest.raises(ValueError, match="without a header"):
+        read_smi((DATA / "noheader.csv").read_bytes())
+
+
+def test_csv_of_processes_alone_gives_no_device_figures():
+    found = read_smi((DATA / "processes.csv").read_bytes())
+    assert found.source.status == "partial"
+    assert held(found.devices[0]) == [(4242, 69900)]
