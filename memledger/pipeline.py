@@ -39,6 +39,9 @@ class Router:
         if name == "vllm" and event.prefix.style == "sglang":
             # SGLang prints some of vLLM's sentences (it shares its distributed code); the prefix says whose they are.
             return
+        if event.rule.full_id == "sglang.killed" and self._current == "vllm" and "sglang" not in event.message:
+            # The shell's own word, under whatever server it started.
+            return
         if name == "any":
             # Before any line of an engine, the engine's prefix in front of torch's words says whose they are.
             name = self._current or (event.prefix.style if event.prefix.style in {"sglang", "vllm"} else None) or name

@@ -122,3 +122,9 @@ def test_the_opening_has_its_line():
     vllm = explain([str(FIXTURES / "vllm-0.31-tp2" / "server.log")]).servers[0].ranks[0].residual
     assert vllm.base == "device"
     assert "79.1" in vllm.evidence[0].text or "79.2" in vllm.evidence[0].text
+
+
+def test_the_shells_killed_under_a_vllm_log_is_no_second_server(tmp_path):
+    lines = (FIXTURES / "vllm-0.31-tp2" / "server.log").read_text(encoding="utf-8").splitlines(keepends=True)
+    (server,) = explain([copy(tmp_path, "killed.log", lambda line: True, [*lines, "Killed\n"])]).servers
+    assert server.framework == "vllm"
