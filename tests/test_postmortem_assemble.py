@@ -201,6 +201,26 @@ def test_failures_of_two_starts_are_two_incidents(incidents):
     assert [one["at"] for one in found] == ["--08-01T18:01:14", "--08-01T19:01:14"]
 
 
+def test_a_failure_of_another_device_is_its_own(incidents):
+    other = oom().replace("79.11 GiB", "23.56 GiB")
+    assert len(incidents(oom() + "\n" + other + "\n")) == 2
+    assert len(incidents(oom() + "\n" + oom("788.00 MiB") + "\n")) == 1
+
+
+def test_host_memory_and_device_memory_are_two_failures(incidents):
+    shm = "RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)\n"
+    found = incidents(oom() + "\n" + shm)
+    assert sorted(one["device_memory"] for one in found) == [False, True]
+
+
+def test_an_allocation_after_a_refused_start_is_another_failure(incidents):
+    refused = core(
+        "ValueError: Free memory on device (5.92/79.11 GiB) on startup is less than desired GPU memory utilization "
+        "(0.9, 71.20 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    )
+    assert len(incidents(refused + core(oom()))) == 2
+
+
 def test_a_library_that_fails_after_torch_is_no_cause_of_its_own(incidents):
     after = core("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     (one,) = incidents(vllm() + POOLS + core(oom()) + after + DEAD)

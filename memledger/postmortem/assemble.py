@@ -26,6 +26,8 @@ NEAR_SECONDS: Final = 300.0
 """Failures farther apart than both are incidents of their own."""
 FRAME_LINES: Final = 400
 """How far from the failing line a traceback of the same input may stand."""
+SAME_DEVICE: Final = 0.02
+"""Share of a device's memory by which two messages may print its total differently (GiB of two decimals, ECC, MIG aside)."""
 MOST_INCIDENTS: Final = 50
 MOST_LINKS: Final = 12
 MOST_ALIKE: Final = 60
@@ -36,6 +38,11 @@ _DIGITS: Final = re.compile(r"\d+")
 _HOST_KILLS: Final = frozenset(
     {"kernel_oom", "cgroup_oom", "container_killed", "oomd", "slurm_oom", "ray_memory_monitor", "evicted", "unit_oom"}
 )
+_OF_THE_HOST: Final = _HOST_KILLS | {"host_alloc", "shm_full", "pinned_failed"}
+_OF_A_POOL: Final = frozenset({"engine_refusal", "engine_runtime"})
+"""A refusal may wrap an allocation that failed before it; it leads to none after it."""
+_OF_THE_DEVICE: Final = frozenset({"torch_oom", "torch_limit", "cuda_error", "wake_up_failed", "allocation_failed"})
+_OF_A_START: Final = frozenset({"startup_check"})
 _WEAK: Final = {
     "exit_code": 3,
     "cuda_error": 1,
@@ -105,6 +112,7 @@ def _groups(report: Report, symptoms: Symptoms) -> list[_Group]:
                 and last.server == key[1]
                 and last.roots[-1].input == root.input
                 and _near(last.roots[-1], root)
+                and not any(_apart(known, root) for known in last.roots)
             ):
                 last.roots.append(root)
             else:
@@ -170,6 +178,23 @@ def _near(before: Symptom, after: Symptom) -> bool:
     if apart is not None:
         return apart <= NEAR_SECONDS
     return after.line - before.line <= NEAR_LINES
+
+
+def _apart(one: Symptom, other: Symptom) -> bool:
+    """Whether a line and a later one can't be of one failure, however close they stand: logs that were joined have no start between them."""
+    engines = {s.rule.partition(".")[0] for s in (one, other)} & _ENGINES
+    if len(engines) > 1:
+        return True
+    if "exit_code" in (one.kind, other.kind):
+        return False
+    # Neither leads to the other: the kernel ends no process for the GPU's memory, a refused start allocates nothing later.
+    for alone in (_OF_THE_HOST, _OF_A_START):
+        if (one.kind in alone) != (other.kind in alone):
+            return True
+    if one.kind in _OF_A_POOL and other.kind in _OF_THE_DEVICE:
+        return True
+    totals = [amount.bytes for s in (one, other) if (amount := s.amounts.get("total_bytes")) is not None]
+    return len(totals) == 2 and abs(totals[0] - totals[1]) > SAME_DEVICE * max(totals)
 
 
 def _seconds(before: str | None, after: str | None) -> float | None:
