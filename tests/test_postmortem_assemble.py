@@ -360,6 +360,17 @@ def test_what_only_looks_like_it_is_called_so(incidents, text, reason):
 # ------------------------------------------------------------------------------------------------- odd figures are said
 
 
+@pytest.mark.parametrize(("asked", "is_other"), [("20.00 GiB", True), ("120.00 GiB", False)])
+def test_other_processes_are_no_cause_of_a_request_that_their_memory_could_not_serve(incidents, asked, is_other):
+    (found,) = incidents(
+        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.11 GiB of which 10.00 GiB is "
+        "free. Process 812 has 38.00 GiB memory in use. Process 4711 has 31.11 GiB memory in use. Of the allocated memory "
+        "28.00 GiB is allocated by PyTorch, and 2.60 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    assert (found["kind"] == "other_process") is is_other
+    assert is_other or found["confidence"] <= 0.7
+
+
 def test_more_free_than_asked_is_reported(incidents):
     (one,) = incidents(oom("50.00 MiB") + "\n")
     assert any("More was free" in note for note in one["notes"])

@@ -363,6 +363,12 @@ def _device(
     return _by_phase(symptom, numbers, phase, frames, server)
 
 
+def _out_of_reach(numbers: Numbers, held: int) -> bool:
+    """Whether the request would have failed as well with the memory of all other processes: then they are not the cause."""
+    asked, free = numbers.requested_bytes, numbers.free_bytes
+    return asked is not None and free is not None and asked > free + held + max(0, numbers.unaccounted_bytes or 0)
+
+
 def _others(numbers: Numbers) -> Cause | None:
     """Another process, where the figures leave no other place for the memory."""
     total = numbers.total_bytes
@@ -370,6 +376,8 @@ def _others(numbers: Numbers) -> Cause | None:
         return None
     listed = [other for other in numbers.other_processes if other.bytes]
     held = sum(other.bytes or 0 for other in listed)
+    if _out_of_reach(numbers, held):
+        return None
     if held > CONTEXT_BYTES and held > 0.03 * total:
         largest = max(listed, key=lambda other: other.bytes or 0)
         text = (
