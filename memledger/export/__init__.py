@@ -1,1 +1,0 @@
-"""The ledger as Prometheus metrics: sampled in the background, rendered once per sample, served as it stands."""
