@@ -1,6 +1,8 @@
 """`memledger oom --collect`: one archive, masked, with a manifest that says what could not be had."""
 
+import gzip
 import json
+import pickle
 import stat
 import tarfile
 
@@ -33,6 +35,27 @@ def test_the_log_is_kept_masked_and_its_indentation_stays(tmp_path, log):
     assert '\n    File "a.py", line 3, in forward\nend\n' in text
     assert [one.file for one in kept] == ["logs/1-server.log"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [lambda text: text.encode("utf-16"), lambda text: text.encode("utf-16-le"), lambda t: gzip.compress(t.encode())],
+)
+def test_secrets_are_masked_in_any_encoding_and_inside_compressed_logs(tmp_path, log, packed):
+    text = log.read_text()
+    log.write_bytes(packed(text))
+    path, _ = collect(tmp_path / "a.tar.gz", [str(log)], look_here=False)
+    kept = files_of(path)["memledger/logs/1-server.log"]
+    assert "sk-" not in kept.replace("\x00", "").replace("\ufffd", "")
+    assert kept.endswith("in forward\nend\n")
+
+
+def test_what_is_no_text_is_left_out_with_the_reason(tmp_path):
+    binary = tmp_path / "snapshot.pickle"
+    binary.write_bytes(pickle.dumps({"segments": [{"total_size": n} for n in range(500)]}))
+    path, (kept,) = collect(tmp_path / "a.tar.gz", [str(binary)], look_here=False)
+    assert (kept.file, kept.reason) == (None, "it is no text, and masking could not see what is in it")
+    assert list(files_of(path)) == ["memledger/manifest.json"]
 
 
 def test_a_large_log_keeps_its_beginning_and_its_end(tmp_path, log, monkeypatch):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ import msgspec
 from memledger import __version__
 from memledger.atomic import write_bytes
 from memledger.sanitize import clean
+from memledger.sources.inputs import InputError, open_input
 
 TAIL_BYTES: Final = 32 * 2**20
 """Bytes of the end of a log that are kept, and of its beginning (a start's ledger stands there)."""
@@ -94,7 +94,7 @@ def _add(
         kept.append(Kept(source, None, f"no answer within {SECONDS} s"))
         return
     texts[file] = masked(text)
-    kept.append(Kept(source, file, remark))
+    kept.append(Kept(source, file, clean(remark) if remark else None))
 
 
 def masked(text: str) -> str:
@@ -112,18 +112,31 @@ def _plain(name: str) -> str:
 
 
 def _log(path: Path) -> tuple[str, str | None]:
-    """The beginning and the end of a log."""
+    """The beginning and the end of a log as text: unpacked and decoded first, or the masking would not see its secrets."""
     if not path.is_file():
         raise OSError(None, "not a regular file" if path.exists() else "there is no such file")
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size <= HEAD_BYTES + TAIL_BYTES:
-            return file.read(HEAD_BYTES + TAIL_BYTES).decode("utf-8", "replace"), None
-        head = file.read(HEAD_BYTES).decode("utf-8", "replace").rpartition("\n")[0]
-        file.seek(size - TAIL_BYTES)
-        tail = file.read(TAIL_BYTES).decode("utf-8", "replace").partition("\n")[2]
-    left_out = f"{size - HEAD_BYTES - TAIL_BYTES:,} bytes in the middle are left out"
-    return f"{head}\n# ---- {left_out} ----\n{tail}", left_out
+    head, tail, size = bytearray(), bytearray(), 0
+    try:
+        with open_input(str(path)) as source:
+            for block in source.blocks():
+                if source.kind == "binary":
+                    raise OSError(None, "it is no text, and masking could not see what is in it")
+                size += len(block)
+                free = HEAD_BYTES - len(head)
+                head += block[:free]
+                tail += block[free:]
+                if len(tail) > 2 * TAIL_BYTES:
+                    del tail[:-TAIL_BYTES]
+    except InputError as error:
+        raise OSError(None, error.problem) from error
+    remarks = [note.removeprefix(f"{path}: ") for note in source.notes]
+    left_out = size - len(head) - min(len(tail), TAIL_BYTES)
+    if left_out <= 0:
+        return (head + tail).decode("utf-8", "replace"), " ".join(remarks) or None
+    first = head.decode("utf-8", "replace").rpartition("\n")[0]
+    last = tail[-TAIL_BYTES:].decode("utf-8", "replace").partition("\n")[2]
+    remarks.append(f"{left_out:,} bytes in the middle are left out")
+    return f"{first}\n# ---- {remarks[-1]} ----\n{last}", " ".join(remarks)
 
 
 def _run(*command: str) -> tuple[str, str | None]:
