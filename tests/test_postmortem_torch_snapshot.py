@@ -2,10 +2,13 @@
 
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
 from memledger.cli import app
+from memledger.postmortem import torch_snapshot
 from memledger.postmortem.torch_snapshot import SnapshotPickleError, read
 
 GIB = 2**30
@@ -17,14 +20,14 @@ def block(size, state="active_allocated", frames=(TORCH, OWN)):
     return {"address": 1, "size": size, "requested_size": size, "state": state, "frames": list(frames)}
 
 
-def segment(*blocks, device=0, pool=(0, 0), expandable=False):
+def segment(*blocks, device=0, pool=(0, 0), expandable=False, stream=0, kind="large"):
     size = sum(one["size"] for one in blocks)
     return {
         "device": device,
         "address": 1,
         "total_size": size,
-        "stream": 0,
-        "segment_type": "large",
+        "stream": stream,
+        "segment_type": kind,
         "segment_pool_id": pool,
         "is_expandable": expandable,
         "blocks": list(blocks),
@@ -92,6 +95,39 @@ class TestSums:
         assert device.largest[0].bytes == GIB
 
 
+class TestWhatTheRequestCouldHaveHad:
+    """Fragmentation is said only of pieces that torch may place the request in."""
+
+    PIECES = (block(4 * GIB, "inactive"), block(GIB), block(4 * GIB, "inactive"))
+
+    def found(self, written, *segments, **entry):
+        (device,) = read(written(snapshot(*segments, trace=[{**oom(5 * GIB, 7), **entry}]))).devices
+        return device.last_oom.usable_bytes, device.last_oom.largest_usable_bytes
+
+    def test_pieces_of_its_stream(self, written):
+        assert self.found(written, segment(*self.PIECES)) == (8 * GIB, 4 * GIB)
+
+    @pytest.mark.parametrize("other", [{"stream": 7}, {"pool": (0, 1)}, {"kind": "small"}])
+    def test_pieces_of_another_stream_pool_or_kind_do_not_count(self, written, other):
+        mine = segment(block(GIB, "inactive"))
+        assert self.found(written, mine, segment(*self.PIECES, **other)) == (GIB, GIB)
+
+    def test_such_pieces_are_not_called_fragmentation(self, written, capsys):
+        both = [segment(block(3 * GIB, "inactive"), stream=at) for at in (0, 7)]
+        assert app.run(["oom", str(written(snapshot(*both, trace=[oom(5 * GIB, 7)])))]) == app.DONE
+        out = capsys.readouterr().out
+        assert "Not fragmentation: 3.00 GiB" in out
+        assert "expandable_segments" not in out
+
+    @pytest.mark.parametrize("unknown", [{"stream": None}, {"pool_id": (0, 2)}])
+    def test_it_is_unknown_where_the_history_does_not_say(self, written, unknown, capsys):
+        assert self.found(written, segment(*self.PIECES), **unknown) == (None, None)
+        app.run(["oom", str(written(snapshot(segment(*self.PIECES), trace=[{**oom(5 * GIB, 7), **unknown}])))])
+        out = capsys.readouterr().out
+        assert "is not known" in out
+        assert "ragmentation:" not in out
+
+
 class Runs:
     """An object whose loading would run a command."""
 
@@ -147,10 +183,40 @@ class TestHostile:
             {"segments": [{"total_size": "x"}]},
             {"segments": [{"total_size": 2**70}]},
             {"segments": [{"total_size": True}]},
+            {"segments": [{"total_size": -GIB}]},
+            {"segments": [{"total_size": GIB, "device": -1}]},
         ],
     )
     def test_a_pickle_of_something_else(self, written, data):
         assert "a pickle of something else" in said(written(data))
+
+    def test_a_block_of_an_unknown_state_is_counted_as_nothing(self, written):
+        assert "has the state lent" in said(written(snapshot(segment(block(GIB, "lent")))))
+
+    @pytest.mark.parametrize(
+        ("ended", "sentence"),
+        [(-11, "ended with -11"), (1, "ended with 1"), (3, "asks for more"), (-24, "asks for more")],
+    )
+    def test_a_loading_process_that_crashes_is_not_called_a_limit(self, written, monkeypatch, ended, sentence):
+        done = subprocess.CompletedProcess([], ended, b"", b"")
+        monkeypatch.setattr(torch_snapshot.subprocess, "run", lambda *_, **__: done)
+        assert sentence in said(written(snapshot(segment(block(GIB)))))
+
+    def test_a_key_nested_a_million_deep_is_refused(self, written):
+        deep_key = b"})" + b"\x85" * 1_000_000 + b"K\x01s."
+        assert "snapshot.pickle: " in said(written(b"\x80\x04" + deep_key))
+
+    @pytest.mark.parametrize("opcodes", [b"K\x01r\xff\xff\xff\x7f.", b"\x8e" + (2**32).to_bytes(8, "little") + b"abc."])
+    def test_a_few_bytes_take_no_gigabytes_of_this_machine(self, written, opcodes):
+        program = (
+            "import resource, sys\nfrom pathlib import Path\nfrom memledger.postmortem import torch_snapshot as t\n"
+            "try:\n    t.read(Path(sys.argv[1]))\nexcept t.SnapshotPickleError:\n    pass\n"
+            "print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))"
+        )
+        path = written(b"\x80\x04" + opcodes)
+        peak = subprocess.run([sys.executable, "-c", program, path], capture_output=True, check=True, text=True).stdout
+        unit = 1 if sys.platform == "darwin" else 1024
+        assert int(peak) * unit < torch_snapshot.LEAST_MEMORY
 
     def test_files_that_are_no_pickles(self, written, tmp_path):
         assert "a zip archive" in said(written(b"PK\x03\x04rest"))
@@ -174,7 +240,8 @@ class TestCommand:
         pieces = [block(4 * GIB, "inactive"), block(12 * GIB), block(4 * GIB, "inactive")]
         assert app.run(["oom", str(written(snapshot(segment(*pieces), trace=trace)))]) == app.DONE
         out = capsys.readouterr().out
-        assert "Fragmentation: enough lay unused" in out
+        assert "Fragmentation: 8.00 GiB lay unused" in out
+        assert "in pieces of 4.00 GiB at most" in out
         assert "expandable_segments:True" in out
 
     def test_what_could_not_have_served_the_request_is_no_fragmentation(self, written, capsys):

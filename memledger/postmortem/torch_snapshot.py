@@ -27,6 +27,9 @@ LEAST_MEMORY: Final = 512 * 2**20
 SECONDS: Final = 120
 """Processor time of the loading process at most."""
 
+LIMITS_MET: Final = (3, -9, -24)
+"""How the loading process ends at a limit: refused memory, SIGKILL, SIGXCPU."""
+
 _PROGRAM: Final = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from memledger.postmortem.unpickle import main; sys.exit(main())"
 )
@@ -55,18 +58,24 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class LastOom(msgspec.Struct, frozen=True):
-    """The last failed allocation of the recorded history."""
+    """The last failed allocation of the recorded history.
+
+    `usable_bytes`: what lay inactive where torch may place that request: in segments of its stream and kind (small up to
+    1 MiB, else large), outside private pools. None where the history does not say which stream asked, or a private pool did.
+    """
 
     requested_bytes: int | None
     free_bytes: int | None
     frame: str | None = None
+    usable_bytes: int | None = None
+    largest_usable_bytes: int | None = None
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
     """What torch's allocator held on one device. Reserved = allocated + inactive + pending.
 
-    `inactive_bytes` are free pieces inside segments, `largest_inactive_bytes` the largest of them outside private pools:
-    no larger request is served without new memory of the device. `pending_bytes` wait for a stream.
+    `inactive_bytes` are free pieces inside segments, `largest_inactive_bytes` the largest of them outside private pools,
+    of whichever stream: no larger request is served without new memory of the device. `pending_bytes` wait for a stream.
     """
 
     device: int
@@ -148,8 +157,12 @@ def _answer(path: Path, shown: str, size: int) -> TorchSnapshot:
             return msgspec.json.decode(done.stdout, type=TorchSnapshot)
         except msgspec.MsgspecError:
             raise SnapshotPickleError(f"{shown}: its figures are none that a snapshot can have") from None
-    if done.returncode == 2:
+    if done.returncode == 2 and done.stdout:
         raise SnapshotPickleError(f"{shown}: {clean(done.stdout.decode('utf-8', 'replace'), 300)}")
+    if done.returncode not in LIMITS_MET:
+        raise SnapshotPickleError(
+            f"{shown}: the process that loads it ended with {done.returncode}; nothing of it is known"
+        )
     raise SnapshotPickleError(
         f"{shown}: it asks for more than {memory >> 20} MiB of memory or {SECONDS} s to load; a snapshot of its size needs less"
     )

@@ -16,6 +16,9 @@ import msgspec
 from memledger.postmortem.torch_snapshot import DeviceMemory, FrameShare, LastOom, Pool, TorchSnapshot
 from memledger.sanitize import clean
 
+SMALL_BYTES: Final = 2**20
+"""Requests up to this are placed in segments of type `small` (kSmallSize of c10/cuda/CUDACachingAllocator.h)."""
+PENDING: Final = ("active_pending_free", "active_awaiting_free")
 MOST_DEVICES: Final = 256
 MOST_SHARES: Final = 20
 MOST_POOLS: Final = 50
@@ -88,7 +91,7 @@ def summary(data: Any) -> TorchSnapshot:
     by_device: dict[int, list[dict[Any, Any]]] = {}
     for segment in segments:
         budget.take()
-        by_device.setdefault(_int(segment.get("device", 0)), []).append(segment)
+        by_device.setdefault(_size(segment.get("device", 0)), []).append(segment)
     if len(by_device) > MOST_DEVICES:
         raise NotASnapshotError(f"a pickle of something else: it has more than {MOST_DEVICES} devices")
     ooms = _last_ooms(traces, budget)
@@ -112,14 +115,15 @@ class _Budget:
             raise NotASnapshotError(f"it has more than {MOST_BLOCKS:,} blocks, which no snapshot of a server has")
 
 
-def _device(device: int, segments: list[dict[Any, Any]], oom: LastOom | None, budget: _Budget) -> DeviceMemory:
+def _device(device: int, segments: list[dict[Any, Any]], oom: _Oom | None, budget: _Budget) -> DeviceMemory:
     reserved = allocated = pending = inactive = largest = private = private_unused = 0
     pools: dict[tuple[int, bool], list[int]] = {}
     shares: dict[str, list[int]] = {}
-    unknown = 0
+    unknown = usable = largest_usable = 0
     for segment in segments:
         is_private = _is_private(segment)
-        size = _int(segment.get("total_size"))
+        size = _size(segment.get("total_size"))
+        serves = oom is not None and oom.may_have(segment)
         reserved += size
         private += size if is_private else 0
         pool = pools.setdefault((_int(segment.get("stream", 0)), is_private), [0, 0, 0])
@@ -127,7 +131,7 @@ def _device(device: int, segments: list[dict[Any, Any]], oom: LastOom | None, bu
         pool[1] += size
         for block in _dicts(segment.get("blocks")):
             budget.take()
-            bytes_ = _int(block.get("size"))
+            bytes_ = _size(block.get("size"))
             state = block.get("state")
             if state == "active_allocated":
                 allocated += bytes_
@@ -143,8 +147,15 @@ def _device(device: int, segments: list[dict[Any, Any]], oom: LastOom | None, bu
                 inactive += bytes_
                 private_unused += bytes_ if is_private else 0
                 largest = max(largest, 0 if is_private else bytes_)
-            else:
+                if serves:
+                    usable += bytes_
+                    largest_usable = max(largest_usable, bytes_)
+            elif state in PENDING:
                 pending += bytes_
+            else:
+                raise NotASnapshotError(
+                    f"a block in it has the state {clean(str(state)[:60], 60)}; known are active_allocated, inactive, {', '.join(PENDING)}"
+                )
     top = sorted(shares.items(), key=lambda item: -item[1][0])[:MOST_SHARES]
     return DeviceMemory(
         device=device,
@@ -163,12 +174,15 @@ def _device(device: int, segments: list[dict[Any, Any]], oom: LastOom | None, bu
         ),
         largest=tuple(FrameShare(frame, sums[0], sums[1]) for frame, sums in top),
         without_frames_bytes=unknown,
-        last_oom=oom,
+        last_oom=oom.value(usable, largest_usable) if oom is not None else None,
     )
 
 
 def _is_private(segment: dict[Any, Any]) -> bool:
-    pool = segment.get("segment_pool_id")
+    return _is_private_id(segment.get("segment_pool_id"))
+
+
+def _is_private_id(pool: Any) -> bool:
     return isinstance(pool, (tuple, list)) and any(isinstance(part, int) and part != 0 for part in pool)
 
 
@@ -196,17 +210,51 @@ def _short(name: str) -> str:
     return "/".join(name.split("/")[-3:])
 
 
-def _last_ooms(traces: Any, budget: _Budget) -> dict[int, LastOom]:
-    found: dict[int, LastOom] = {}
+class _Oom(msgspec.Struct, frozen=True):
+    """A failed request, and who asked."""
+
+    size: int
+    free: int | None
+    frame: str | None
+    stream: int | None
+    private: bool
+
+    @property
+    def placed(self) -> bool:
+        """Whether it is known where torch may place it."""
+        return self.stream is not None and not self.private
+
+    def may_have(self, segment: dict[Any, Any]) -> bool:
+        """Whether torch may serve it from this segment: pieces of another stream, kind or pool are never used."""
+        kind = "small" if self.size <= SMALL_BYTES else "large"
+        return (
+            self.placed
+            and segment.get("stream", 0) == self.stream
+            and segment.get("segment_type", kind) == kind
+            and not _is_private(segment)
+        )
+
+    def value(self, usable: int, largest: int) -> LastOom:
+        """With what lay free for it."""
+        known = self.placed
+        return LastOom(self.size, self.free, self.frame, usable if known else None, largest if known else None)
+
+
+def _last_ooms(traces: Any, budget: _Budget) -> dict[int, _Oom]:
+    found: dict[int, _Oom] = {}
     if not isinstance(traces, list):
         return found
     for device, trace in enumerate(traces[:MOST_DEVICES]):
         for entry in _dicts(trace):
             budget.take()
             if entry.get("action") == "oom":
-                free = entry.get("device_free")
-                found[device] = LastOom(
-                    _int(entry.get("size")), _int(free) if free is not None else None, _frame(entry.get("frames"))
+                free, stream = entry.get("device_free"), entry.get("stream")
+                found[device] = _Oom(
+                    _size(entry.get("size")),
+                    _size(free) if free is not None else None,
+                    _frame(entry.get("frames")),
+                    _int(stream) if stream is not None else None,
+                    _is_private_id(entry.get("pool_id")),
                 )
     return found
 
@@ -233,3 +281,10 @@ def _int(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
         raise NotASnapshotError("a pickle of something else: a size in it is no number that a device can have")
     return value
+
+
+def _size(value: Any) -> int:
+    """A number that can't be negative: a size, a device's number."""
+    if _int(value) < 0:
+        raise NotASnapshotError("a pickle of something else: a size in it is negative")
+    return _int(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memledger.postmortem.torch_snapshot import DeviceMemory, TorchSnapshot
+from memledger.postmortem.torch_snapshot import DeviceMemory, LastOom, TorchSnapshot
 from memledger.units import GIB, MIB
 
 MOST_SHOWN = 6
@@ -37,7 +37,7 @@ def _device(device: DeviceMemory) -> list[str]:
         free = f"; the device had {_size(oom.free_bytes)} free" if oom.free_bytes is not None else ""
         where = f" at {oom.frame}" if oom.frame else ""
         lines.append(f"The last failed request was of {_size(oom.requested_bytes or 0)}{where}{free}.")
-        lines.append(_verdict(device))
+        lines += _verdict(device, oom)
     lines += ["largest, by the frame that allocated:"] if device.largest else []
     lines += [
         f"  {share.bytes / GIB:8.2f} GiB  {share.blocks:6} blocks  {share.frame}"
@@ -55,24 +55,22 @@ def _pieces(device: DeviceMemory) -> str:
     return f"Of the {_size(usable)} unused outside private pools, the largest piece is {_size(device.largest_inactive_bytes)}."
 
 
-def _verdict(device: DeviceMemory) -> str:
-    """Fragmentation is named only where the unused memory would have served the request in one piece."""
-    asked = (device.last_oom.requested_bytes or 0) if device.last_oom is not None else 0
-    usable = device.inactive_bytes - device.private_unused_bytes
-    if usable >= asked > device.largest_inactive_bytes:
-        if device.expandable:
-            return "Enough lay unused, but in pieces that were too small, although segments are expandable."
-        return (
-            "Fragmentation: enough lay unused, but in pieces that were too small; "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets torch join them."
-        )
-    return (
-        "Not fragmentation: the unused memory together would not have served it."
-        if usable < asked
-        else (
-            "A piece that is large enough lay unused when the snapshot was taken: it was freed after the failure, or belongs to another stream."
-        )
-    )
+def _verdict(device: DeviceMemory, oom: LastOom) -> list[str]:
+    """Fragmentation is named only where pieces that torch may use for the request would together have served it."""
+    asked, usable, largest = oom.requested_bytes, oom.usable_bytes, oom.largest_usable_bytes
+    if asked is None or usable is None or largest is None:
+        return [
+            "Whether unused memory could have served it is not known: its stream is not recorded, or a private pool asked."
+        ]
+    had = f"{_size(usable)} lay unused where it could be placed (same stream, no private pool)"
+    if usable < asked:
+        return [f"Not fragmentation: {had}, less than it asked for."]
+    if largest >= asked:
+        return [f"{had}, in a piece that is large enough: it was freed after the failure."]
+    pieces = f"{had}, in pieces of {_size(largest)} at most"
+    if device.expandable:
+        return [f"Fragmentation: {pieces}, although segments are expandable."]
+    return [f"Fragmentation: {pieces}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes such pieces rarer."]
 
 
 def _size(size: int) -> str:
