@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from memledger.cli import app, overview
-from memledger.cli.options import MODEL_CONFIG
+from memledger.cli.options import HTML, MODEL_CONFIG
 
 if TYPE_CHECKING:
     from memledger.cards import Total
@@ -81,8 +81,13 @@ def _limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     help="Exit 1 where B is beyond it: kv_tokens=-5%, pool_bytes=-2GiB, kv_bytes_per_token=+1%. Repeatable.",
 )
 @click.option(
-    "--format", "format_", type=click.Choice(["text", "json", "markdown"]), default="text", help="How to write it."
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json", "markdown", "html"]),
+    default="text",
+    help="How to write it.",
 )
+@HTML
 @click.option(
     "--gpu-total",
     callback=_total,
@@ -117,6 +122,10 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> No
         raise click.UsageError("--max-regression compares two inputs.")
     if options["start"] is not None and (options["start_a"] is not None or options["start_b"] is not None):
         raise click.UsageError("--start and --start-a or --start-b exclude each other.")
+    if options["html"] is not None or options["format_"] == "html":
+        from memledger.cli import html_output
+
+        html_output.check(options["format_"], options["html"])
     ctx.exit(_run(files, options))
 
 
@@ -294,10 +303,15 @@ def _write(report: CompareReport, options: dict[str, Any]) -> None:
         from memledger.report.compare_markdown import render as render_markdown
 
         output.write(render_markdown(report))
-    else:
+    elif options["format_"] == "text":
         from memledger.report.compare_text import render
 
         output.write(render(report, output.style(options["width"], options["no_color"])))
+    if (report.comparison or report.sweep) and (options["html"] is not None or options["format_"] == "html"):
+        from memledger.cli import html_output
+        from memledger.report import html_compare
+
+        html_output.write(lambda: html_compare.document(report), options["format_"], options["html"])
 
 
 def _shown(text: str) -> str:

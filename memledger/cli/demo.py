@@ -18,8 +18,13 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from memledger.cli import explain
     from memledger.resources import demo_log
 
+    asked = Asked(**options)
+    if asked.html is not None or asked.format_ == "html":
+        from memledger.cli import html_output
+
+        html_output.check(asked.format_, asked.html)
     try:
         path = str(demo_log())
     except FileNotFoundError as error:
         raise click.ClickException(str(error)) from error
-    ctx.exit(explain.report_on([path], Asked(**options), "memledger demo"))
+    ctx.exit(explain.report_on([path], asked, "memledger demo"))

@@ -59,6 +59,10 @@ def _check(files: Sequence[str], machine: Machine, asked: Asked, *, follow: bool
         raise click.UsageError("--follow reads a log alone, without --pid and --smi.")
     if machine.pid is not None and asked.no_live:
         raise click.UsageError("--no-live and --pid exclude each other.")
+    if asked.html is not None or asked.format_ == "html":
+        from memledger.cli import html_output
+
+        html_output.check(asked.format_, asked.html)
     for name, value in (("--snapshot", machine.snapshot if not machine.asked else None),):
         if value is not None:
             raise click.UsageError(f"{name} goes with --pid or --smi.")
@@ -170,6 +174,8 @@ def finish(result: ReadResult, options: Options, asked: Asked) -> int:
     report = result.report
     try:
         shown = show(report, options, asked)
+        if report.servers and (asked.html is not None or asked.format_ == "html"):
+            _write_html(report, options, asked)
     except LookupError as error:
         raise click.UsageError(f"{error.args[0]}.") from error
     for problem in result.problems:
@@ -218,11 +224,18 @@ def show(report: Report, options: Options, asked: Asked) -> list[int]:
         from memledger.report import markdown
 
         output.write(markdown.render(report, options))
-    elif report.servers or (options.unrecognized and report.unrecognized.count):
+    elif asked.format_ == "text" and (report.servers or (options.unrecognized and report.unrecognized.count)):
         from memledger.report import text
 
         output.write(text.render(report, options, output.style(asked.width, asked.no_color)))
     return shown
+
+
+def _write_html(report: Report, options: Options, asked: Asked) -> None:
+    from memledger.cli import html_output
+    from memledger.report import html
+
+    html_output.write(lambda: html.document(report, options), asked.format_, asked.html)
 
 
 def _quoted(name: str) -> str:

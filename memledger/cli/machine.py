@@ -68,7 +68,7 @@ def _listed(taken: Snapshot, asked: Asked) -> int:
     from memledger.cli import ps
     from memledger.report.ps_json import PsReport
 
-    if asked.format_ == "markdown":
+    if asked.format_ in {"markdown", "html"} or asked.html is not None:
         raise click.UsageError("A snapshot of memledger ps is shown as text or JSON.")
     sample = taken.sample
     report = PsReport(

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from memledger.cli import app, incidents, overview
-from memledger.cli.options import MODEL_CONFIG, gpu_total_of
+from memledger.cli.options import HTML, MODEL_CONFIG, gpu_total_of
 
 if TYPE_CHECKING:
     from memledger.cards import Total
@@ -35,10 +35,11 @@ LOOKED_FOR: Final = (
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["text", "json", "markdown"]),
+    type=click.Choice(["text", "json", "markdown", "html"]),
     default="text",
     help="How to write the report.",
 )
+@HTML
 @click.option(
     "--snapshot-pickle",
     "pickles",
@@ -82,6 +83,7 @@ LOOKED_FOR: Final = (
 def command(
     files: tuple[str, ...],
     format_: str,
+    html: Path | None,
     pickles: tuple[Path, ...],
     collect: Path | None,
     everything: bool,
@@ -98,7 +100,13 @@ def command(
     FILES are any mix of server log, dmesg or journal, kubectl describe pod, docker and Slurm output, and nvidia-smi
     output, compressed or not; - is standard input. No GPU is needed.
     """
+    if html is not None or format_ == "html":
+        from memledger.cli import html_output
+
+        html_output.check(format_, html)
     if collect is not None:
+        if html is not None:
+            raise click.UsageError("--collect reports nothing: it takes no --html.")
         return _collect(collect, files, format_, look_here=not no_live)
     if not files and not pickles:
         raise click.UsageError("Give what the server left behind: memledger oom server.log dmesg.txt (or - for stdin).")
@@ -116,6 +124,11 @@ def command(
         output.write_bytes(encode(report))
     elif known:
         _show(report, format_, width, no_color, everything=everything, evidence=evidence)
+    if known and (html is not None or format_ == "html"):
+        from memledger.cli import html_output
+        from memledger.report import html_oom
+
+        html_output.write(lambda: html_oom.document(report, everything=everything), format_, html)
     for problem in problems:
         app.say(f"memledger: {problem}")
     if problems:
@@ -220,7 +233,7 @@ def _show(
         from memledger.report import oom_markdown
 
         output.write(oom_markdown.render(report, everything=everything, evidence=evidence))
-    else:
+    elif format_ == "text":
         from memledger.report import oom_text
 
         output.write(oom_text.render(report, output.style(width, no_color), everything=everything, evidence=evidence))

@@ -33,6 +33,7 @@ class Asked(msgspec.Struct, frozen=True):
     rule_files: tuple[str, ...]
     width: int | None
     no_color: bool
+    html: Path | None = None
 
 
 def gpu_total_of(ctx: click.Context, param: click.Parameter, value: str | None) -> Total | None:
@@ -77,14 +78,23 @@ MODEL_CONFIG: Final = click.option(
 )
 """For `explain` and `plan` alike."""
 
+HTML: Final = click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the report as one HTML file as well, to be opened in a browser.",
+)
+"""For every command whose report has charts."""
+
 _REPORT_OPTIONS: Final = (
     click.option(
         "--format",
         "format_",
-        type=click.Choice(["text", "json", "markdown"]),
+        type=click.Choice(["text", "json", "markdown", "html"]),
         default="text",
         help="How to write the report.",
     ),
+    HTML,
     click.option("--evidence", is_flag=True, help="Print the log lines behind the figures."),
     click.option("--all-starts", is_flag=True, help="Print every start of a server in full, not only one."),
     click.option("--start", type=click.IntRange(min=1), metavar="N", help="Print the Nth start."),

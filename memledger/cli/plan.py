@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memledger.cli import app, overview
-from memledger.cli.options import MODEL_CONFIG
+from memledger.cli.options import HTML, MODEL_CONFIG
 
 if TYPE_CHECKING:
     from memledger.cards import Total
@@ -119,7 +119,10 @@ def _shown(text: str) -> str:
     help="The card or its memory: h100-80, 4090, 80GiB; with a log, the log's own card.",
 )
 @click.option("--start", type=click.IntRange(min=1), metavar="N", help="Plan for the Nth start in the log.")
-@click.option("--format", "format_", type=click.Choice(["text", "json"]), default="text", help="How to write the plan.")
+@click.option(
+    "--format", "format_", type=click.Choice(["text", "json", "html"]), default="text", help="How to write the plan."
+)
+@HTML
 @click.option("--no-live", is_flag=True, help="Look at nothing but the files named: no model folder or cache.")
 @click.option(
     "--rules",
@@ -160,6 +163,10 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> No
     if files and not options["settings"] and target.context is None:
         raise click.UsageError("Nothing to plan: give --concurrency and --context, or --set NAME=VALUE.")
     _agree(target, options["settings"])
+    if options["html"] is not None or options["format_"] == "html":
+        from memledger.cli import html_output
+
+        html_output.check(options["format_"], options["html"])
     ctx.exit(_run(files, target, options))
 
 
@@ -360,7 +367,12 @@ def _write(plan: Plan | None, inputs: tuple[Input, ...], sources: tuple[Source, 
         from memledger.report.plan_text import answer
 
         app.say(f"memledger: {answer(plan)}{f' Planned for {plan.assumptions[0]}.' if plan.assumptions else ''}")
-    elif plan is not None:
+    elif plan is not None and options["format_"] == "text":
         from memledger.report.plan_text import render
 
         output.write(render(plan, output.style(options["width"], no_color=True)))
+    if plan is not None and plan.after is not None and (options["html"] is not None or options["format_"] == "html"):
+        from memledger.cli import html_output
+        from memledger.report import html_plan
+
+        html_output.write(lambda: html_plan.document(plan, inputs), options["format_"], options["html"])

@@ -40,18 +40,21 @@ SMALLEST = 2**30 // 200
 def render(plan: Plan, style: Style | None = None) -> str:
     """The plan as lines of text, ending in a newline."""
     style = style or Style()
-    model = plan.model.rsplit("/", 1)[-1] if plan.model else None
-    header = " · ".join(
-        part for part in (" ".join(filter(None, (_NAMES[plan.framework], plan.framework_version))), model) if part
-    )
-    lines = [header, "", *_wrap(answer(plan), style.width), ""]
+    lines = [header(plan), "", *_wrap(answer(plan), style.width), ""]
     if plan.after is not None:
-        lines += [*_table(plan, style.width), ""]
+        lines += [*_fitted(*table_rows(plan), style.width), ""]
     lines += _facts(plan, style.width)
     while lines and not lines[-1]:
         lines.pop()
     text = "\n".join(line.rstrip() for line in lines) + "\n"
     return text if style.unicode else to_ascii(text)
+
+
+def header(plan: Plan) -> str:
+    """The engine, its version, and the model."""
+    model = plan.model.rsplit("/", 1)[-1] if plan.model else None
+    engine = " ".join(filter(None, (_NAMES[plan.framework], plan.framework_version)))
+    return " · ".join(part for part in (engine, model) if part)
 
 
 def answer(plan: Plan) -> str:
@@ -171,9 +174,11 @@ def _moved(plan: Plan, name: str, *, size: bool) -> str:
     return "" if shown == "0.00" else shown
 
 
-def _table(plan: Plan, width: int) -> list[str]:
+def table_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of the table: accounts in GiB, then capacities; empty where nothing was planned."""
     after, before = plan.after, plan.before
-    assert after is not None
+    if after is None:
+        return [], []
     header = ["GiB on one GPU", "after"] if before is None else ["GiB on one GPU", "before", "after", "change"]
     rows: list[list[str]] = []
     names = [*(before.accounts if before is not None else {}), *after.accounts]
@@ -196,7 +201,7 @@ def _table(plan: Plan, width: int) -> list[str]:
             row.insert(1, "" if was is None else words.count(round(was, 2)))
             row.append(_moved(plan, "concurrency", size=False))
         rows.append(row)
-    return _fitted(header, rows, width)
+    return header, rows
 
 
 def _fitted(header: list[str], rows: list[list[str]], width: int) -> list[str]:
@@ -264,29 +269,32 @@ def _cell(name: str, value: int | None, side: Side, *, size: bool) -> str:
 
 def _facts(plan: Plan, width: int) -> list[str]:
     lines: list[str] = []
+    last = ""
+    for name, text in fact_pairs(plan):
+        lines += _fact("" if name == last else name, text, width)
+        last = name
+    return lines
+
+
+def fact_pairs(plan: Plan) -> list[tuple[str, str]]:
+    """What stands below the table, each with its name: what binds, the least that does, the model, what is not known."""
+    pairs: list[tuple[str, str]] = []
     if plan.binding_limit and plan.after is not None:
         names = [_CAPACITY_WORDS.get(name, name) for name in plan.binding_limit.split(", ")]
-        lines += _fact("binds", ", ".join(names), width)
+        pairs.append(("binds", ", ".join(names)))
     if plan.smallest is not None and plan.needed_bytes is not None and not _no_room(plan):
         held = [
             _counted(name, getattr(plan.smallest.capacity, name), plan.smallest)
             for name in ("state_slots", "kv_tokens" if plan.framework == "sglang" else "kv_blocks")
             if getattr(plan.smallest.capacity, name) is not None
         ]
-        lines += _fact("smallest", f"{words.gib(plan.needed_bytes)} GiB: {', '.join(held)}", width)
+        pairs.append(("smallest", f"{words.gib(plan.needed_bytes)} GiB: {', '.join(held)}"))
     if plan.architecture and plan.after is not None:
-        lines += _fact("model", plan.architecture, width)
-    lines += _list("assumed", plan.assumptions, width)
+        pairs.append(("model", plan.architecture))
+    pairs += [("assumed", text) for text in plan.assumptions]
     if plan.after is not None:
-        lines += _list("not modelled", plan.not_modelled, width)
-    return lines
-
-
-def _list(label: str, texts: Iterable[str], width: int) -> list[str]:
-    lines: list[str] = []
-    for index, text in enumerate(texts):
-        lines += _fact(label if index == 0 else "", text, width)
-    return lines
+        pairs += [("not modelled", text) for text in plan.not_modelled]
+    return pairs
 
 
 def _fact(label: str, text: str, width: int) -> list[str]:

@@ -264,9 +264,9 @@ def build(report: Report, index: int, options: Options) -> View:
     telling = [g for g in groups if any(e.account != "free" for e in worst(g).entries)] or groups
     shown = telling[:MOST_TABLES]
     rest = [g for g in groups if g not in shown]
-    tables = [t for group in shown for t in _tables(server, group)]
+    tables = [t for group in shown for t in rank_tables(server, group)]
     tables += live_tables(report, index)
-    spoken = _about(server, ranks)
+    spoken = about(server, ranks)
     return View(
         index=index,
         header=header(report, index),
@@ -278,7 +278,7 @@ def build(report: Report, index: int, options: Options) -> View:
     )
 
 
-def _about(server: Server, ranks: Sequence[Rank]) -> Server:
+def about(server: Server, ranks: Sequence[Rank]) -> Server:
     """The server as far as the shown ranks go: a finding that speaks of another rank says what it says of these."""
     if len(ranks) == len(server.ranks):
         return server
@@ -652,7 +652,8 @@ def _one_line(group: Sequence[Rank]) -> str:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
-def _tables(server: Server, group: Sequence[Rank]) -> list[Table]:
+def rank_tables(server: Server, group: Sequence[Rank]) -> list[Table]:
+    """The ledger of ranks that are alike (by the worst of them), and its host memory."""
     rank = worst(group)
     title, remarks = _title(server, group)
     tables = []

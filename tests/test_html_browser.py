@@ -1,0 +1,158 @@
+"""The HTML report in a real browser: it draws, says nothing on the console, asks for nothing, and is accessible."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from browser import Browser, find_browser
+
+from memledger.cli import app
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+PATH = find_browser()
+pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium or Chrome on PATH (MEMLEDGER_BROWSER names one)")
+EXPLAINED = ("demo", "vllm-0.31-tp2", "sglang-0.5.12-pp2-tp2", "sglang-0.5.23-cpu", "vllm-0.21-free-memory-fail")
+COMPARED = ("compare-capped", "compare-weights")
+FAILED = ("oom-sglang-kv-pool", "oom-vllm-prefill")
+PAGES = (*EXPLAINED, *COMPARED, *FAILED, "plan")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = Browser(PATH)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+
+    def made(name):
+        target = folder / f"{name}.html"
+        if not target.exists():
+            quiet = ["--html", str(target), "--no-live"]
+            if name == "plan":
+                load = ["--concurrency", "4", "--context", "32k"]
+                app.run(["plan", str(FIXTURES / "demo" / "server.log"), *load, *quiet])
+            elif name.startswith("compare-"):
+                app.run(["compare", *(str(FIXTURES / name / side) for side in ("a.log", "b.log")), *quiet])
+            elif name.startswith("oom-"):
+                app.run(["oom", str(FIXTURES / name / "server.log"), *quiet])
+            else:
+                app.run(["explain", str(FIXTURES / name / "server.log"), *quiet])
+        return target
+
+    return made
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_it_draws_every_chart_without_a_word_on_the_console_and_asks_for_nothing(browser, pages, name):
+    page = pages(name)
+    browser.open(page)
+    places = browser.run("document.querySelectorAll('[data-chart]').length")
+    drawn = "Array.from(document.querySelectorAll('[data-chart]')).map(p => [p.dataset.drawn, p.querySelectorAll('path').length, p.getBoundingClientRect().height])"
+    assert places > 0
+    assert all(state == "yes" and shapes > 0 and height > 50 for state, shapes, height in browser.run(drawn))
+    assert browser.complaints() == []
+    assert browser.requests() == [page.resolve().as_uri()]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_wider_than_the_window(browser, pages, width):
+    for name in PAGES:
+        browser.open(pages(name), width=width)
+        assert browser.run("document.documentElement.scrollWidth") <= width, name
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_no_serious_fault(browser, pages, width, dark):
+    script = axe()
+    for name in PAGES:
+        browser.open(pages(name), width=width, dark=dark)
+        browser.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        browser.run(script + "; 0")
+        found = browser.run(
+            "axe.run(document).then(r => r.violations.map(v => [v.id, v.impact, v.nodes.map(n => n.html.slice(0, 150)).slice(0, 3)]))"
+        )
+        assert [v for v in found if v[1] in {"serious", "critical"}] == [], name
+
+
+def axe():
+    """The text of axe-core: of the file that MEMLEDGER_AXE names, else of the package axe-core-python."""
+    if named := os.environ.get("MEMLEDGER_AXE"):
+        return Path(named).read_text(encoding="utf-8")
+    found = importlib.util.find_spec("axe_core_python")
+    if found is None:
+        pytest.skip("axe-core is not installed: pip install axe-core-python")
+    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+HOSTILE = (
+    "<script>window.stolen = 1</script>",
+    "</script><script>window.stolen = 2</script>",
+    "<img src=http://evil.example/x.png onerror=window.stolen=3>",
+    '"><svg onload=window.stolen=4>',
+    "<a href='javascript:window.stolen=5'>press</a>",
+    "\u2028window.stolen = 6\u2029",
+    "\x1b]8;;http://evil.example\x07press\x1b]8;;\x07\x1b[31mred",
+    "<!--<script>",
+    "{{ 7 * 7 }} {% raw %} %{text}",
+)
+
+
+def hostile_log(folder):
+    """The demo's log with markup in every line that a figure comes from, and in the model's name."""
+    lines = (FIXTURES / "demo" / "server.log").read_text(encoding="utf-8").splitlines()
+    marked = [f"{line} {HOSTILE[0]} {HOSTILE[i % len(HOSTILE)]}" for i, line in enumerate(lines)]
+    marked = [line.replace("Qwen3.8-27B-FP8", "Qwen3.8<script>window.stolen=8</script>") for line in marked]
+    target = folder / "<script>window.stolen=9<.script>.log"
+    target.write_text("\n".join(marked) + "\n", encoding="utf-8")
+    return target
+
+
+def test_what_a_log_injects_stays_text(browser, tmp_path):
+    page = tmp_path / "page.html"
+    app.run(
+        ["explain", str(hostile_log(tmp_path)), "--no-live", "--html", str(page), "--all-findings", "--unrecognized"]
+    )
+    assert page.stat().st_size < 6_000_000
+    browser.open(page)
+    assert browser.run("window.stolen") is None
+    assert browser.complaints() == []
+    assert browser.requests() == [page.resolve().as_uri()]
+    assert browser.run("document.scripts.length") == 3
+    assert (
+        browser.run("document.querySelectorAll('main img, main a:not([href^=\"#\"]), [onerror], [onload]').length") == 0
+    )
+    text = browser.run("document.body.innerText")
+    assert "<script>window.stolen = 1</script>" in text
+    assert "{{ 7 * 7 }}" in text
+    assert not {"\u2028", "\x1b", "\x07"} & set(text)
+    # What is shown on hovering goes through the chart library, which reads tags in texts.
+    hovered = browser.run(
+        "JSON.stringify(Array.from(document.querySelectorAll('.chart')).flatMap(c => c.data.flatMap(t => t.hovertext || [])))"
+    )
+    assert "&lt;script&gt;" in hovered
+    assert "<script" not in hovered.lower()
+    assert "<a " not in hovered.lower()
+
+
+def test_a_line_number_leads_to_its_line(browser, pages):
+    browser.open(pages("demo"))
+    missing = browser.run(
+        "Array.from(document.querySelectorAll('a[href^=\"#\"]')).filter(a => !document.getElementById(a.getAttribute('href').slice(1))).length"
+    )
+    assert missing == 0
+    assert browser.run("document.querySelectorAll('main a[href^=\"#line-\"]').length") > 5
+
+
+def test_it_follows_the_readers_colours(browser, pages):
+    light = "getComputedStyle(document.body).backgroundColor"
+    browser.open(pages("demo"))
+    first = browser.run(light)
+    browser.open(pages("demo"), dark=True)
+    assert browser.run(light) != first
+    assert browser.run("document.querySelector('.chart').layout.font.color") == "#e8eaed"

@@ -1,0 +1,384 @@
+"""The HTML report as text: one file, nothing loaded, log text is text, and the figures of the other reports."""
+
+import base64
+import hashlib
+import html as standard
+import itertools
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import pytest
+from sample_reports import at, dense, dense_rank, gib, hybrid, rank, report
+
+from memledger.cli import app
+from memledger.ledger import Evidence, Input, entry
+from memledger.report import html, html_charts, html_page
+from memledger.report.html_page import Chapter, Page, Section
+from memledger.report.view import Options
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+pytest.importorskip("jinja2")
+pytest.importorskip("plotly")
+
+
+class Document(HTMLParser):
+    """Every element with its attributes, the text of scripts, and the text outside of them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.scripts, self.text, self.stack = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.stack.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        if tag in self.stack:
+            while self.stack.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] == "script":
+            self.scripts[-1] += data
+        elif not self.stack or self.stack[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+    @property
+    def charts(self):
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture(scope="module")
+def page():
+    return html.document(report(hybrid()), Options(command="memledger explain server.log"))
+
+
+@pytest.fixture(scope="module")
+def document(page):
+    return Document(page)
+
+
+class TestOneFile:
+    def test_it_is_smaller_than_six_megabytes(self, page):
+        assert len(page.encode()) < 6_000_000
+
+    def test_no_element_names_an_address(self, document):
+        loading = {"src", "srcset", "data", "action", "formaction", "poster", "background", "ping", "manifest"}
+        assert not [e for e in document.elements if loading & e[1].keys()]
+        assert not [
+            e for e in document.elements if e[0] in {"link", "iframe", "object", "embed", "img", "base", "form"}
+        ]
+        assert all(attrs["href"].startswith("#") for _, attrs in document.elements if "href" in attrs)
+
+    def test_the_policy_names_the_scripts_by_their_hashes_and_allows_no_address(self, document):
+        (policy,) = (a["content"] for _, a in document.elements if a.get("http-equiv") == "Content-Security-Policy")
+        directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+        assert directives["default-src"] == "'none'"
+        wanted = [
+            f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in document.scripts[1:]
+        ]
+        assert directives["script-src"].split() == wanted
+        assert not re.search(r"https?:|\*|data:|unsafe-eval|(?<!style-src )'unsafe-inline'", policy)
+
+    def test_the_style_sheet_loads_nothing(self, page):
+        style = page[page.index("<style>") : page.index("</style>")]
+        assert "url(" not in style
+        assert "@import" not in style
+        assert "prefers-color-scheme: dark" in style
+        assert "@media print" in style
+
+
+class TestContent:
+    def test_the_cause_comes_first_and_then_what_to_do(self):
+        text = Document(explained(FIXTURES / "demo" / "server.log")).words
+        assert text.index("The cause") < text.index("What to do") < text.index("Where the memory is")
+        assert text.index("Where the memory is") < text.index("Free memory, stage by stage") < text.index("Log lines")
+
+    def test_findings_carry_their_flags_as_they_are_typed(self):
+        log = FIXTURES / "demo" / "server.log"
+        text = Document(explained(log)).words
+        assert "--max-mamba-cache-size 20" in text
+        assert "recurrent state -14.91 GiB" in text
+
+    def test_every_chart_has_a_name_and_its_figures_in_a_table(self, document):
+        places = [a for _, a in document.elements if "data-chart" in a]
+        assert len(places) == len(document.charts) == 4
+        assert all(a["role"] == "img" and len(a["aria-label"]) > 20 for a in places)
+        for size in ("28.47", "20.16", "17.92", "8.90", "10.08", "17.58"):
+            assert size in document.words
+
+    def test_headings_leave_no_level_out(self, document):
+        levels = [int(tag[1]) for tag, _ in document.elements if re.fullmatch("h[1-6]", tag)]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(later <= before + 1 for before, later in itertools.pairwise(levels))
+
+    def test_no_id_stands_twice_and_every_link_leads_somewhere(self, document):
+        ids = [a["id"] for _, a in document.elements if "id" in a]
+        assert len(ids) == len(set(ids))
+        assert {a["href"][1:] for _, a in document.elements if "href" in a} <= set(ids)
+
+    def test_two_servers_are_two_chapters(self):
+        text = html.document(report(hybrid(label="one"), dense(label="two")))
+        parsed = Document(text)
+        ids = [a["id"] for _, a in parsed.elements if "id" in a]
+        assert len(ids) == len(set(ids))
+        assert sum(a.get("class") == "chapter" for _, a in parsed.elements) == 2
+
+    def test_a_rank_that_is_not_there_is_an_error(self):
+        with pytest.raises(LookupError, match="no rank"):
+            html.document(report(hybrid()), Options(rank="TP7"))
+
+
+class TestCharts:
+    def test_the_parts_of_a_bar_sum_to_the_opening_balance(self):
+        one = hybrid()
+        (figure, *_) = html._where(one, one.ranks, html.v.build(report(one), 0, Options()))
+        total = sum(part.values[0] or 0 for part in figure.chart.parts)
+        assert total == pytest.approx(78.48, abs=0.001)
+
+    def test_each_rank_has_its_bar(self):
+        server = dense(ranks=tuple(dense_rank(tp) for tp in range(8)))
+        figure = html._where(server, server.ranks, html.v.build(report(server), 0, Options()))[0]
+        assert figure.chart.bars == tuple(f"TP{tp}" for tp in range(8))
+
+    def test_ranks_without_end_share_bars(self):
+        server = dense(ranks=tuple(dense_rank(tp) for tp in range(64)))
+        figure = html._where(server, server.ranks, html.v.build(report(server), 0, Options()))[0]
+        assert len(figure.chart.bars) == 1
+
+    def test_hovering_shows_bytes_tolerance_basis_and_the_line(self):
+        one = hybrid()
+        figure = html._where(one, one.ranks, html.v.build(report(one), 0, Options()))[0]
+        (weights,) = (part for part in figure.chart.parts if part.name == "weights")
+        for word in ("28.47 GiB", "±<0.01", f"{gib(28.47).bytes:,} bytes", "logged", "line 71: text of line 71"):
+            assert word in weights.hover[0]
+
+    def test_a_negative_row_is_said_where_it_has_no_area(self):
+        entries = (
+            entry("weights/model", gib(30.0), "logged", stage="weights", evidence=at(1)),
+            entry("kv_cache/k", gib(10.0), "logged", stage="pools", evidence=at(2)),
+            entry("released", gib(-2.0), "derived", stage="pools"),
+            entry("free", gib(5.0), "logged", stage="final", evidence=at(3)),
+        )
+        figure = html_charts.tree_of("GPU 0", rank(43.0, [("final", 5.0)], entries))
+        assert all(node.value >= 0 for node in figure.chart.nodes)
+        assert "given back -2.00 GiB" in figure.says
+        assert any("given back -2.00 GiB" in remark for remark in figure.table.remarks)
+
+    def test_over_counting_is_no_area_either(self):
+        entries = (
+            entry("weights/model", gib(30.0), "logged", stage="weights"),
+            entry("free", gib(5.0), "logged", stage="final"),
+        )
+        figure = html_charts.tree_of("GPU 0", rank(33.0, [("final", 5.0)], entries))
+        assert "exceed what memory fell by 2.00 GiB" in figure.says
+        assert "unexplained" not in {node.id for node in figure.chart.nodes}
+
+    def test_stages_chain_from_the_first_reading_to_the_last(self):
+        columns = html_charts.free_memory("GPU 0", hybrid().ranks[0]).chart.columns
+        assert columns[0].level
+        assert columns[-1].level
+        assert columns[0].value + sum(c.value for c in columns[1:-1]) == pytest.approx(columns[-1].value, abs=0.001)
+
+    def test_a_stage_whose_reading_is_not_in_the_log_is_in_the_table_and_not_drawn(self):
+        one = hybrid().ranks[0]
+        first = msgspec.structs.replace(one.stages[0], free_before_bytes=None)
+        figure = html_charts.free_memory("GPU 0", msgspec.structs.replace(one, stages=(first, *one.stages[1:])))
+        assert "weights" not in {column.label for column in figure.chart.columns}
+        assert figure.table.rows[0][1].text == "?"
+
+    def test_without_serving_lines_nothing_is_called_used(self):
+        silent = hybrid(usage=type(hybrid().usage)())
+        assert html_charts.uses_of(silent, silent.ranks) is None
+
+    def test_peaks_are_shares_of_the_pool(self):
+        one = hybrid()
+        pools = {pool.label: pool.share for pool in html_charts.uses_of(one, one.ranks).chart.pools}
+        assert pools == {"KV cache": 0.12, "recurrent state": 0.12, "running requests": 3 / 24}
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    "<!--<script>",
+    "<a href=javascript:alert(3)>press</a>",
+    "' onmouseover='alert(4)",
+    "{{ 7 * 7 }}",
+    "\u2028alert(5)\u2029",
+    "\x1b[31mred\x1b]8;;http://evil.example\x07press",
+    "token=hf_abcdefghijklmnopqrstuvwxyz",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+class TestHostileText:
+    def test_it_stays_text_wherever_it_comes_from(self, text):
+        found = entry("weights/model", gib(30.0), "logged", stage="weights", evidence=at(1, text), note=text)
+        free = entry("free", gib(5.0), "logged", stage="final", evidence=at(2, text))
+        one = rank(35.0, [("weights", 5.0)], (found, free), host=text)
+        server = hybrid(
+            model=text,
+            label=text,
+            framework_version=text,
+            ranks=(one, msgspec.structs.replace(one, tp=1)),
+            notes=(text,),
+        )
+        parsed = Document(html.document(report(server, paths=(text,)), Options(command=text)))
+        assert len(parsed.scripts) == 3
+        assert not [e for e in parsed.elements if any(name.startswith("on") for name in e[1])]
+        assert all(attrs["href"].startswith("#") for _, attrs in parsed.elements if "href" in attrs)
+        shown = parsed.words + parsed.scripts[0]
+        assert not {"\u2028", "\u2029", "\x1b", "\x07"} & set(shown)
+        assert "hf_abcdefghijklmnop" not in shown
+        assert "49" not in re.findall(r"(?<![\d.,])49(?![\d.,])", parsed.words)
+
+    def test_charts_hold_no_character_that_ends_their_script(self, text):
+        chart = html_page.Waterfall((html_page.Fall(text, 1.0, f"{text}\n{text}"),))
+        written = html_page.embedded_json([chart])
+        assert not set("<>&\u2028\u2029") & set(written)
+        assert len(json.loads(written)[0]["columns"][0]["hover"].split("\n")) == 2
+
+
+def test_text_of_a_log_is_shown_in_full():
+    line = Evidence(0, 71, "<b>&amp; \"quoted\" 'text' {{ x }}")
+    found = entry("weights/model", gib(30.0), "logged", stage="weights", evidence=(line,))
+    one = rank(35.0, [("weights", 5.0)], (found, entry("free", gib(5.0), "logged", stage="final")))
+    text = html.document(report(hybrid(ranks=(one,))))
+    assert standard.escape(line.text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in text
+
+
+class TestSize:
+    def test_quoted_lines_give_way_first(self):
+        long = tuple(Evidence(0, i, "x" * 3900) for i in range(1, 399))
+        made = html_page.render(
+            Page("memledger", "t", (Chapter("c", (Section("s", items=("kept",)),)),), (Input("a", 1, 1),), long)
+        )
+        assert len(made.encode()) < html_page.MOST_BYTES
+        assert "358 more lines are named in the tables" in made
+        assert "kept" in made
+
+    def test_then_chapters(self):
+        chapters = tuple(Chapter(f"start {i}", (Section("s", items=("y" * 3000,) * 40),)) for i in range(40))
+        made = html_page.render(Page("memledger", "t", chapters))
+        assert len(made.encode()) < html_page.MOST_BYTES
+        assert "36 more chapters are left out" in made
+
+    def test_what_can_not_fit_is_said(self):
+        chapter = Chapter("c", (Section("s", items=("y" * 3900,) * 400),))
+        with pytest.raises(html_page.TooLargeError, match="--start N"):
+            html_page.render(Page("memledger", "t", (chapter,)))
+
+
+# ------------------------------------------------------------------------------------------------------ the command line
+
+
+def explained(log, *more):
+    from memledger.cli import reading
+
+    return html.document(reading.read([str(log)], [], None, look_here=False).report, Options(*more))
+
+
+class TestCommands:
+    def test_a_file_beside_the_usual_report(self, tmp_path, capsysbinary):
+        target = tmp_path / "page.html"
+        log = str(FIXTURES / "demo" / "server.log")
+        assert app.run(["explain", log, "--no-live"]) == 0
+        without = capsysbinary.readouterr()
+        assert app.run(["explain", log, "--no-live", "--html", str(target)]) == 0
+        assert capsysbinary.readouterr() == without
+        assert target.read_bytes().startswith(b"<!DOCTYPE html>")
+        assert list(tmp_path.iterdir()) == [target]
+
+    def test_a_page_on_stdout(self, capsysbinary):
+        log = str(FIXTURES / "demo" / "server.log")
+        assert app.run(["explain", log, "--no-live", "--format", "html"]) == 0
+        out = capsysbinary.readouterr().out
+        assert out.startswith(b"<!DOCTYPE html>")
+        assert out.endswith(b"</html>")
+
+    @pytest.mark.parametrize(
+        ("command", "says"),
+        [
+            (["compare", "compare-weights/a.log", "compare-weights/b.log"], "Steps from A to B"),
+            (
+                ["compare", "compare-weights/a.log", "compare-weights/b.log", "compare-capped/a.log"],
+                "3 runs side by side",
+            ),
+            (["plan", "demo/server.log", "--concurrency", "4", "--context", "32k"], "--max-running-requests 4"),
+            (["oom", "oom-vllm-prefill/server.log"], "--max-num-batched-tokens 4096"),
+            (["oom", "oom-host-pod/dmesg.txt", "oom-host-pod/pod.txt"], "Other incidents"),
+            (["oom", "demo/server.log"], "No line says that memory ran out"),
+        ],
+    )
+    def test_the_other_commands_have_a_page_too(self, tmp_path, monkeypatch, capsysbinary, command, says):
+        monkeypatch.chdir(FIXTURES)
+        target = tmp_path / "page.html"
+        code = app.run([*command, "--no-live"])
+        without = capsysbinary.readouterr()
+        assert app.run([*command, "--no-live", "--html", str(target)]) == code
+        assert capsysbinary.readouterr() == without
+        assert says in Document(target.read_text(encoding="utf-8")).words
+
+    def test_the_waterfall_of_a_comparison_ends_at_b(self, tmp_path, monkeypatch, capsysbinary):
+        monkeypatch.chdir(FIXTURES)
+        target = tmp_path / "page.html"
+        app.run(["compare", "compare-weights/a.log", "compare-weights/b.log", "--no-live", "--html", str(target)])
+        (chart,) = Document(target.read_text(encoding="utf-8")).charts
+        first, *steps, last = chart["columns"]
+        assert first["value"] + sum(step["value"] for step in steps) == last["value"]
+
+    def test_what_can_not_be_written_is_said_and_leaves_the_old_file(self, tmp_path, capsysbinary):
+        assert app.run(["demo", "--html", str(tmp_path / "none" / "page.html")]) == 74
+        assert b"--html" in capsysbinary.readouterr().err
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["explain", "nothing.log"],
+            ["demo"],
+            ["compare", "a.log", "b.log"],
+            ["plan", "a.log", "--concurrency", "1", "--context", "1"],
+            ["oom", "a.log"],
+        ],
+    )
+    @pytest.mark.parametrize("how", [["--html", "page.html"], ["--format", "html"]])
+    def test_without_the_extra_one_sentence_names_the_command(self, tmp_path, monkeypatch, capsysbinary, command, how):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(html_page.importlib.util, "find_spec", lambda name: None)
+        assert app.run([*command, *how]) == 2
+        out, err = capsysbinary.readouterr()
+        assert out == b""
+        assert err.decode().splitlines() == [
+            "Error: An HTML report needs jinja2 and plotly: pip install 'gpu-memledger[html]'"
+        ]
+        assert not list(tmp_path.iterdir())
+
+    def test_nothing_recognised_writes_no_page(self, tmp_path, capsysbinary):
+        log = tmp_path / "a.log"
+        log.write_text("nothing of interest\n")
+        assert app.run(["explain", str(log), "--html", str(tmp_path / "page.html")]) == 3
+        assert not (tmp_path / "page.html").exists()
+
+    def test_a_report_in_a_terminal_imports_none_of_it(self):
+        names = "{'jinja2', 'plotly', 'markupsafe', 'memledger.report.html', 'memledger.report.html_page', 'memledger.cli.html_output'}"
+        code = f"import sys; from memledger.cli.app import run; run(['demo']); print(sorted({names} & set(sys.modules)), file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stderr.strip() == "[]"
+
+    def test_a_page_does_not_import_plotly(self, tmp_path):
+        code = f"import sys; from memledger.cli.app import run; run(['demo', '--html', {str(tmp_path / 'p.html')!r}]); print('plotly' in sys.modules, file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stderr.strip() == "False"
