@@ -1,6 +1,15 @@
 """Options of the test run."""
 
+import os
+
 import pytest
+from hypothesis import settings
+
+# The same examples in every run of CI, so that a red run is the change's own; new ones at a desk and with
+# MEMLEDGER_EXAMPLES=2000 many of them.
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("desk", deadline=None, max_examples=int(os.environ.get("MEMLEDGER_EXAMPLES", "100")))
+settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
 @pytest.fixture(autouse=True, scope="session")

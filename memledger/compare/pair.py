@@ -227,7 +227,8 @@ def _counting(a: Measured, b: Measured, meanings: tuple[Meaning, Meaning], fall:
     if step is None or step.note is None or tokens["rounding_and_groups"] < max(tokens.values()):
         return None
     first, second = meanings[0].effective_tokens, meanings[1].effective_tokens
-    assert first is not None and second is not None and step.kv_tokens is not None
+    if first is None or second is None or not step.kv_tokens:
+        return None  # a side whose tokens are not known, or steps that are known in bytes only
     measure = meanings[1].measure if b.several_kinds else meanings[0].measure
     same = f"By one measure ({measure}) A holds {first:,} and B {second:,}"
     share = n.percent((second - first) / first, 1) if first else "?"
