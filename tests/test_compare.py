@@ -405,6 +405,24 @@ def test_whatever_the_figures_a_side_against_itself_is_all_zeros(server):
     assert all(s.bytes == 0 and not s.kv_tokens for s in found.steps)
 
 
+def vllm_pool(size, capacity, **detail):
+    pool = entry("kv_cache/pool", gib(size), "logged", stage="pools", **detail)
+    return Server("vllm", ranks=(Rank(tp=0, entries=(pool,), residual=close(None, None, (pool,)), capacity=capacity),))
+
+
+def test_a_printed_figure_of_zero_tokens_has_no_sentence_about_what_is_counted():
+    """Zero tokens go with no pool, so no step has tokens; the other side's figure is one per group of layers."""
+    a = of_server(vllm_pool(20.0, Capacity(kv_tokens=0, kv_blocks=1000)))
+    figures = Capacity(kv_tokens=75_000, concurrency=Concurrency(262_144, 1.01))
+    b = of_server(vllm_pool(24.0, figures, includes_recurrent_state=True), "B")
+    for found in (compare(a, b), compare(b, a)):
+        assert {m.rule for m in found.meanings} == {"blocks", "blocks_per_group"}
+        assert [s.kv_tokens for s in found.steps] == [None] * len(found.steps)
+        assert step(found, "rounding_and_groups").note is not None
+        assert "what the figure counts" not in " ".join(found.cause)
+        assert "4.00 GiB" in found.cause[1]
+
+
 # Several inputs, limits, reports
 
 
