@@ -4,6 +4,7 @@ Two servers, one after the other: a dense model and one with Gated DeltaNet laye
 """
 
 import json
+import time
 
 import pytest
 from live_tree import free_port
@@ -11,6 +12,9 @@ from live_vllm import server as real
 
 from memledger.cli import app
 from memledger.live.attach import attach
+
+SETTLES_WITHIN = 120
+"""Seconds. A busy machine lets a server miss memledger's own limit of 2 s for a request; asked again, it answers."""
 
 
 @pytest.fixture(scope="module", params=["dense", "hybrid"])
@@ -26,6 +30,14 @@ def running(request, tmp_path_factory):
     with real.server(request.param, port, log) as program:
         assert real.complete(port, request.param) == 200
         yield request.param, program.pid, port, log
+
+
+def asked_until(read, holds):
+    """What `read` gives once it `holds`; the last of it where it never does, for the assertions to show."""
+    ends = time.monotonic() + SETTLES_WITHIN
+    while not holds(found := read()) and time.monotonic() < ends:
+        time.sleep(0.5)
+    return found
 
 
 def test_any_process_leads_to_the_whole_server(running):
@@ -51,7 +63,7 @@ def test_the_log_is_found_by_its_descriptor(running):
 
 def test_its_endpoints_tell_version_pools_and_use(running):
     model, pid, _, _ = running
-    server = attach(pid)
+    server = asked_until(lambda: attach(pid), lambda found: all(e.status == 200 for e in found.endpoints))
     assert server.framework_version == real.VERSION
     assert {e.path.partition("?")[0]: e.status for e in server.endpoints} == dict.fromkeys(
         ("/version", "/server_info", "/metrics", "/v1/models"), 200
@@ -70,11 +82,19 @@ def test_its_endpoints_tell_version_pools_and_use(running):
 
 def test_ps_lists_it(running, capsys):
     _, pid, port, log = running
-    assert app.run(["ps", "--format", "json"]) == 0
-    servers = json.loads(capsys.readouterr().out)["live_servers"]
-    found = next(s for s in servers if s["pid"] == pid)
+
+    def listed():
+        assert app.run(["ps", "--format", "json"]) == 0
+        servers = json.loads(capsys.readouterr().out)["live_servers"]
+        return next(s for s in servers if s["pid"] == pid)
+
+    found = asked_until(listed, lambda one: one["framework_version"] is not None)
     assert (found["port"], found["framework_version"], found["log"]["path"]) == (port, real.VERSION, str(log))
-    assert app.run(["ps"]) == 0
-    out = capsys.readouterr().out
+
+    def table():
+        assert app.run(["ps"]) == 0
+        return capsys.readouterr().out
+
+    out = asked_until(table, lambda text: f"vLLM {real.VERSION}" in text)
     assert f"vLLM {real.VERSION}" in out
     assert max(map(len, out.splitlines())) <= 80
