@@ -3,55 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
-from memledger.frameworks.kernel import is_of_a_server
 from memledger.ledger import Report, Server
 from memledger.model.architecture import Architecture
 from memledger.pipeline import Reading
 from memledger.postmortem import causes, decode, figures, host, leftover, phase, remedy
 from memledger.postmortem.doing import Doing, phase_of_step
+from memledger.postmortem.grouping import FRAME_LINES, Group, Grouped
 from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Numbers, Phase
 from memledger.postmortem.symptom import Frame, Symptom, Symptoms
 from memledger.prefix import text_after_prefix
 
 ArchitectureOf = Callable[[Server], Architecture | None]
 
-NEAR_LINES: Final = 2000
-NEAR_SECONDS: Final = 300.0
-"""Failures farther apart than both are incidents of their own."""
-FRAME_LINES: Final = 400
-"""How far from the failing line a traceback of the same input may stand."""
-SAME_DEVICE: Final = 0.02
-"""Share of a device's memory by which two messages may print its total differently (GiB of two decimals, ECC, MIG aside)."""
 MOST_INCIDENTS: Final = 50
 MOST_LINKS: Final = 12
 MOST_ALIKE: Final = 60
 """Characters, without digits, by which lines of one rule are told apart."""
 
-_ENGINES: Final = frozenset({"sglang", "vllm"})
 _DIGITS: Final = re.compile(r"\d+")
-_HOST_KILLS: Final = frozenset(
-    {"kernel_oom", "cgroup_oom", "container_killed", "oomd", "slurm_oom", "ray_memory_monitor", "evicted", "unit_oom"}
-)
-_OF_THE_HOST: Final = _HOST_KILLS | {"host_alloc", "shm_full", "pinned_failed"}
-_OF_A_POOL: Final = frozenset({"engine_refusal", "engine_runtime"})
-"""A refusal may wrap an allocation that failed before it; it leads to none after it."""
-_OF_THE_DEVICE: Final = frozenset({"torch_oom", "torch_limit", "cuda_error", "wake_up_failed", "allocation_failed"})
-_OF_A_START: Final = frozenset({"startup_check"})
-_WEAK: Final = {
-    "exit_code": 3,
-    "cuda_error": 1,
-    "nvml_hides_oom": 1,
-    "container_killed": 1,
-    "unit_oom": 2,
-    "startup_check": 0,
-}
-"""Symptoms that others explain: of several in one failure the strongest is the cause, then the first."""
 _STAGES: Final = {
     "init": "in use before loading",
     "graphs": "CUDA graphs",
@@ -80,179 +54,29 @@ def incidents(
         architecture_of: gives the model of a server where it is known, for telling what was asked for.
         doing: what the servers did right before; fed with the same events as the symptoms.
     """
-    groups = _merged(_groups(reading.report, symptoms), reading.report.servers)
+    grouped = Grouped(reading.report, symptoms.found)
     told = [
-        group for group in groups if group.first.kind != "allocator_retry" or _is_end(reading.report, group, symptoms)
+        group
+        for group in grouped.groups
+        if group.first.kind != "allocator_retry" or _is_end(reading.report, group, grouped.beside(group))
     ]
-    groups = told or groups[:1]
-    found = [_incident(reading.report, symptoms, group, architecture_of, doing) for group in groups[:MOST_INCIDENTS]]
+    groups = told or grouped.groups[:1]
+    found = [
+        _incident(reading.report, grouped.beside(group), group, architecture_of, doing)
+        for group in groups[:MOST_INCIDENTS]
+    ]
     return tuple(sorted(found, key=lambda one: (not one.fatal, one.kind == "not_device_memory")))
-
-
-class _Group(msgspec.Struct):
-    """Root symptoms of one failure; `server` is the index of the start that they belong to."""
-
-    server: int | None
-    roots: list[Symptom]
-
-    @property
-    def first(self) -> Symptom:
-        """The cause: the strongest symptom, of these the first."""
-        return min(self.roots, key=lambda s: (s.role != "cause", _WEAK.get(s.kind, 0), s.input, s.line))
-
-
-def _groups(report: Report, symptoms: Symptoms) -> list[_Group]:
-    """The failures in the inputs."""
-    found: list[_Group] = []
-    for key, members in _by_start(report, symptoms.found).items():
-        for root in _roots(members):
-            last = found[-1] if found else None
-            if (
-                last is not None
-                and last.server == key[1]
-                and last.roots[-1].input == root.input
-                and _near(last.roots[-1], root)
-                and not any(_apart(known, root) for known in last.roots)
-            ):
-                last.roots.append(root)
-            else:
-                found.append(_Group(key[1], [root]))
-    return found
-
-
-def _by_start(report: Report, found: Iterable[Symptom]) -> dict[tuple[int, int | None], list[Symptom]]:
-    members: dict[tuple[int, int | None], list[Symptom]] = {}
-    for symptom in found:
-        members.setdefault((symptom.input, _server_of(report, symptom)), []).append(symptom)
-    return members
-
-
-def _server_of(report: Report, symptom: Symptom) -> int | None:
-    """The start that a line belongs to: the last one of its input that begins before it.
-
-    Where several servers write into one input, it is one of the engine, and of the container or host, that the line names.
-    """
-    before = [
-        index
-        for index, server in enumerate(report.servers)
-        if any(span.input == symptom.input and span.first_line <= symptom.line for span in server.span)
-    ]
-    engine = symptom.rule.partition(".")[0]
-    engine = engine if engine in _ENGINES else symptom.prefix.style or ""
-    same = [i for i in before if report.servers[i].framework == engine] if engine in _ENGINES else before
-    source = symptom.prefix.source
-    labelled = [i for i in same or before if source is not None and report.servers[i].label == source]
-    found = labelled or same or before
-    return found[-1] if found else None
-
-
-def _roots(members: Sequence[Symptom]) -> list[Symptom]:
-    """The symptoms that may be causes; where no line names one, what stands beside a failure, then what only looks like one."""
-    named = [s for s in members if s.role == "cause"]
-    faults = [s for s in members if s.kind == "illegal_access"]
-    if faults and all(s.kind == "exit_code" for s in named):
-        # A kernel's fault before the end explains the end.
-        named = [s for s in named if not any(0 < s.line - fault.line <= FRAME_LINES for fault in faults)]
-    if named:
-        return named
-    ended = any(s.role == "consequence" or s.kind == "exception" for s in members)
-    if ended and not any(s.kind == "recovered" for s in members):
-        tried = [s for s in members if s.kind == "allocator_retry"]
-        if tried:
-            return tried[:1]
-    summaries = [s for s in members if s.kind == "memory_summary" and s.counts.get("ooms")]
-    if summaries:
-        return summaries[:1]
-    alike = [s for s in members if s.role == "not_memory"] or [s for s in members if _ends_processes(s)]
-    # A try that failed and went on is worth a word where nothing else is said.
-    return alike or [s for s in members if s.kind == "allocator_retry"][:1]
-
-
-def _ends_processes(symptom: Symptom) -> bool:
-    return symptom.kind == "xid" and int(symptom.counts.get("xid", 0)) in causes.XIDS
-
-
-def _near(before: Symptom, after: Symptom) -> bool:
-    """Whether two lines belong to one failure: close in the log, or in time."""
-    apart = _seconds(before.time, after.time)
-    if apart is not None:
-        return apart <= NEAR_SECONDS
-    return after.line - before.line <= NEAR_LINES
-
-
-def _apart(one: Symptom, other: Symptom) -> bool:
-    """Whether a line and a later one can't be of one failure, however close they stand: logs that were joined have no start between them."""
-    engines = {s.rule.partition(".")[0] for s in (one, other)} & _ENGINES
-    if len(engines) > 1:
-        return True
-    if "exit_code" in (one.kind, other.kind):
-        return False
-    # Neither leads to the other: the kernel ends no process for the GPU's memory, a refused start allocates nothing later.
-    for alone in (_OF_THE_HOST, _OF_A_START):
-        if (one.kind in alone) != (other.kind in alone):
-            return True
-    if one.kind in _OF_A_POOL and other.kind in _OF_THE_DEVICE:
-        return True
-    totals = [amount.bytes for s in (one, other) if (amount := s.amounts.get("total_bytes")) is not None]
-    return len(totals) == 2 and abs(totals[0] - totals[1]) > SAME_DEVICE * max(totals)
-
-
-def _seconds(before: str | None, after: str | None) -> float | None:
-    if before is None or after is None:
-        return None
-    try:
-        return abs((datetime.fromisoformat(after) - datetime.fromisoformat(before)).total_seconds())
-    except (ValueError, TypeError):
-        return None
-
-
-def _merged(groups: list[_Group], servers: Sequence[Server]) -> list[_Group]:
-    """A server that was killed and the kernel's (or container's) line that says by whom are one failure."""
-    for kill in groups:
-        if kill.server is None:
-            kill.server = host.victim_of(kill.first, servers)
-    kills = [g for g in groups if g.first.kind in _HOST_KILLS and all(s.kind in _HOST_KILLS for s in g.roots)]
-    ends = [g for g in groups if all(s.kind == "exit_code" for s in g.roots)]
-    gone: list[_Group] = []
-    for end in ends:
-        fitting = [k for k in kills if k is not end and _killed(k, end)]
-        named = [k for k in fitting if k.server is not None and k.server == end.server]
-        if not named and len(fitting) != 1:
-            # One kernel line and what the container says of the same death; more are deaths of their own.
-            named = [k for k in fitting if k.first.kind in host.KILLS]
-            if len(named) != 1 or len(fitting) > 2:
-                continue
-        kill = (named or fitting)[0]
-        kill.server = kill.server if kill.server is not None else end.server
-        kill.roots.extend(end.roots)
-        gone.append(end)
-        for other in fitting:
-            if other is not kill and other not in gone and other.first.kind == "container_killed" and len(ends) == 1:
-                kill.roots.extend(other.roots)
-                gone.append(other)
-    return [g for g in groups if not any(g is other for other in gone)]
-
-
-def _killed(kill: _Group, end: _Group) -> bool:
-    """Whether a kill may be the end that a server's log speaks of: of one of its processes, and near in time where both tell it."""
-    if kill.first.kind in host.KILLS and not is_of_a_server(kill.first.words.get("name")):
-        return False
-    if kill.server is not None and end.server is not None and kill.server != end.server:
-        return False
-    apart = _seconds(kill.first.time, end.first.time)
-    return apart is None or apart <= NEAR_SECONDS
 
 
 def _incident(
     report: Report,
-    symptoms: Symptoms,
-    group: _Group,
+    beside: Sequence[Symptom],
+    group: Group,
     architecture_of: ArchitectureOf | None,
     doing: Doing | None,
 ) -> Incident:
     root = group.first
     server = report.servers[group.server] if group.server is not None else None
-    beside = [s for s in symptoms.found if s.input == root.input and _server_of(report, s) == _server_of(report, root)]
     frames = _frames(root, beside)
     numbers = figures.numbers_of(root)
     when, told = phase.of(root, frames, server)
@@ -297,7 +121,7 @@ def _incident(
 
 
 def _candidates(
-    report: Report, group: _Group, root: Symptom, numbers: Numbers, cause: causes.Cause
+    report: Report, group: Group, root: Symptom, numbers: Numbers, cause: causes.Cause
 ) -> tuple[Candidate, ...]:
     """What the input leaves open; a start before this one, whose workers may be the other process, comes first."""
     several = _several(cause)
@@ -329,7 +153,7 @@ def _frames(root: Symptom, beside: Sequence[Symptom]) -> tuple[Frame, ...]:
     """The traceback of the failure: its own, else those of lines near it."""
     if root.frames:
         return root.frames
-    near = [s for s in beside if s.frames and abs(s.line - root.line) <= FRAME_LINES]
+    near = [s for s in beside if s.frames and s.input == root.input and abs(s.line - root.line) <= FRAME_LINES]
     same = [s for s in near if s.prefix.ranks == root.prefix.ranks] or near
     return same[0].frames if same else ()
 
@@ -344,9 +168,7 @@ def _fatal(root: Symptom, server: Server | None, beside: Sequence[Symptom], chai
     return False if any(s.kind == "recovered" for s in beside) else None
 
 
-def _is_end(report: Report, group: _Group, symptoms: Symptoms) -> bool:
-    root = group.first
-    beside = [s for s in symptoms.found if s.input == root.input and _server_of(report, s) == _server_of(report, root)]
+def _is_end(report: Report, group: Group, beside: Sequence[Symptom]) -> bool:
     return _ended(beside, report.servers[group.server] if group.server is not None else None)
 
 
@@ -358,7 +180,7 @@ def _ended(beside: Sequence[Symptom], server: Server | None) -> bool:
     )
 
 
-def _chain(group: _Group, beside: Sequence[Symptom]) -> tuple[Link, ...]:
+def _chain(group: Group, beside: Sequence[Symptom]) -> tuple[Link, ...]:
     """The failure, then every kind of consequence once, in order."""
     root = group.first
     links = [Link(root.message, "cause", root.time, root.repeats + 1, root.evidence)]

@@ -13,6 +13,15 @@ from memledger.postmortem.symptom import Symptom
 
 KILLS: Final = frozenset({"kernel_oom", "cgroup_oom"})
 """Kills by the kernel: the line names the process."""
+END_OF_PROCESS: Final = KILLS | {
+    "container_killed",
+    "oomd",
+    "slurm_oom",
+    "ray_memory_monitor",
+    "evicted",
+    "unit_oom",
+}
+"""What says that a process was ended because the host's memory, or a limit on it, ran out."""
 MOST_ROWS: Final = 8
 _CULPRIT: Final = 2.0
 """A process that holds this many times what the killed one held is the one that grew."""
