@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,9 +16,15 @@ from memledger.grammar import RuleSet, load_rules
 from memledger.join import join_servers
 from memledger.ledger import Input, Report, Server, Source
 from memledger.scan import Scanner
-from memledger.sources import InputError, OpenInput, Progress, open_input
+from memledger.sources import BLOCK_BYTES, InputError, OpenInput, Progress, open_input
 from memledger.sources.follow import never
 from memledger.twins import read_once
+
+if TYPE_CHECKING:
+    from memledger.ahead import Ahead
+
+AHEAD_FROM: Final = 16 * 2**20
+"""Bytes of a file from which starting helpers (some milliseconds) is worth it."""
 
 
 class Router:
@@ -114,6 +122,7 @@ def read(
     on_idle: Callable[[Report], bool] | None = None,
     ended: Callable[[], bool] = never,
     tap: Callable[[Event], None] | None = None,
+    cores: int | None = 1,
 ) -> Reading:
     """The report on every input that can be read, with what is wrong with the others.
 
@@ -125,10 +134,11 @@ def read(
             False ends it.
         ended: whether to stop reading (with `on_idle`): what was read until then is reported.
         tap: shown every event of every input, in order, also those that are no server's (`memledger.postmortem.facts`).
+        cores: how many processes may read (what is read is the same); None: as many as this process has cores.
     """
     problems: list[str] = []
     heads: list[bytes] = []
-    report = _read(paths, rules, problems, heads, progress, on_idle, ended, tap)
+    report = _read(paths, rules, problems, heads, progress, on_idle, ended, tap, cores)
     return Reading(report, tuple(problems), tuple(heads))
 
 
@@ -141,6 +151,7 @@ def _read(
     on_idle: Callable[[Report], bool] | None = None,
     ended: Callable[[], bool] = never,
     tap: Callable[[Event], None] | None = None,
+    cores: int | None = 1,
 ) -> Report:
     scanner = Scanner(rules or load_rules())
     servers: list[Server] = []
@@ -156,7 +167,7 @@ def _read(
             problems.append(str(error))
             missing.append(str(error))
             continue
-        with source:
+        with source, _ahead(source, scanner, cores) as ahead:
             blocks = source.blocks()
             if on_idle is not None:
                 blocks = _until(
@@ -164,7 +175,7 @@ def _read(
                     lambda s=source, r=router: on_idle(_report(scanner, [*servers, *r.servers()], inputs, s)),  # type: ignore[misc]
                 )
             twice: list[str] = []
-            events = scanner.events(blocks, len(inputs))
+            events = scanner.events(blocks, len(inputs), ahead)
             for event in read_once(events, lambda s=source: s.head, twice.append):  # type: ignore[misc]
                 router.feed(event)
                 if tap is not None:
@@ -175,6 +186,25 @@ def _read(
         missing.extend(source.incomplete)
         servers.extend(router.servers())
     return _report(scanner, servers, inputs, missing=missing)
+
+
+def _ahead(source: OpenInput, scanner: Scanner, cores: int | None) -> contextlib.AbstractContextManager[Ahead | None]:
+    """What scans a large file ahead of the scanner, where there are cores for it."""
+    if cores == 1 or source.size is None or source.size < AHEAD_FROM:
+        return contextlib.nullcontext()
+    from memledger import newlines
+    from memledger.ahead import Ahead, usable_cores
+
+    return Ahead(
+        source.descriptor,
+        source.size,
+        BLOCK_BYTES,
+        scanner.matcher,
+        newlines.counter(),
+        helpers=(cores or usable_cores()) - 1,
+        longest=scanner.longest_literal,
+        applies=lambda: source.verbatim,
+    )
 
 
 def _each_once(paths: Iterable[str]) -> Iterator[str]:

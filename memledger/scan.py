@@ -9,9 +9,10 @@ else.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
+from memledger import newlines
 from memledger.events import Event, Prefix
 from memledger.grammar import Rule, RuleSet, Sample, Value, expectation_matches, match_rule
 from memledger.ledger import Evidence, Unrecognized
@@ -31,6 +32,11 @@ from memledger.sanitize import clean, strip_terminal
 from memledger.usage import DIGITS, Shape, UsageLines, learn
 from memledger.wrap import NARROWEST, Unwrapper, describe, seams_before
 
+if TYPE_CHECKING:
+    from memledger.ahead import Ahead, Block
+    from memledger.prefilter import Hits
+    from memledger.wrap import Piece
+
 MOST_EXAMPLES: Final = 20
 LONGEST_LINE: Final = 2**20
 """Longer lines are cut for parsing (nothing that the engines print about memory comes near)."""
@@ -45,6 +51,8 @@ MOST_FRAGMENTS: Final = 64
 LONGEST_FRAGMENT: Final = 128 * 2**10
 OFTEN: Final = 50
 LONGEST_UNKNOWN_PREFIX: Final = 60
+STARTS_ALONE: Final = 4 * 2**20
+"""So much of an input is read before helpers are started: by then it is known whether lines have to be joined."""
 LONGEST_REQUEST: Final = 256 * 2**10
 """How far a request that was logged raw, with line ends, is followed."""
 
@@ -70,7 +78,8 @@ class Scanner:
         anchors = [a.encode() for a in rules.anchors]
         extra = [m for m in (*MEMORY_LITERALS, *_REQUEST_MARKS) if m not in set(anchors)]
         literals = [*anchors, *extra]
-        self._matcher = matcher or prefilter(literals, fallback=fallback)
+        self.matcher = matcher or prefilter(literals, fallback=fallback)
+        self.longest_literal = max(map(len, literals))
         self._marks = frozenset(i for i, literal in enumerate(literals) if literal in _REQUEST_MARKS)
         self._anchor_count = len(anchors)
         self._rules_of = [rules.by_anchor[a] for a in rules.anchors]
@@ -99,10 +108,11 @@ class Scanner:
         """Memory-like lines that no rule took, over all streams so far."""
         return Unrecognized(self._unrecognized, tuple(self._examples))
 
-    def events(self, blocks: Iterable[bytes], input_index: int) -> Iterator[Event]:
+    def events(self, blocks: Iterable[bytes], input_index: int, ahead: Ahead | None = None) -> Iterator[Event]:
         """The events of one input, in order. `bytes` and `lines` are the input's when the iterator ends.
 
         `blocks` are UTF-8 bytes cut anywhere; an empty block means "nothing more for now": what is there is read.
+        `ahead` finds the literals of blocks that are the file's own.
         """
         # glibc gives large blocks back to the system on each free, and 60 page faults are a fifth of a block's time. A
         # larger block freed once (never touched) makes it keep them.
@@ -116,9 +126,11 @@ class Scanner:
         self._doubtful = set()
         rest = b""
         inside_line = False
+        finder = _Finder(self.matcher, ahead)
         for piece in self._unwrapper.pieces(self._counted(blocks)):
             data = rest + piece.data if rest else piece.data
             idle = not piece.data
+            finder.add(piece, len(rest), self.bytes)
             self._seams += [len(rest) + seam for seam in piece.seams]
             self._doubtful.update(len(rest) + end for end in piece.doubtful)
             start = 0
@@ -136,7 +148,7 @@ class Scanner:
                 rest = data
                 inside_line = start > 0
                 continue
-            stop = yield from self._chunk(data, start, cut, more=not idle)
+            stop = yield from self._chunk(data, start, cut, not idle, finder)
             inside_line = stop == cut and data[cut - 1 : cut] not in {b"\n", b"\r"}
             rest = data[stop:]
             if self._seams or self._doubtful:
@@ -144,7 +156,7 @@ class Scanner:
                 self._doubtful = {end - stop for end in self._doubtful if end >= stop}
         if rest:
             start = _line_end(rest) if inside_line else 0
-            yield from self._chunk(rest, start, len(rest), more=False)
+            yield from self._chunk(rest, start, len(rest), False, finder)
             self.lines += not rest.endswith(b"\n")
         elif inside_line:
             self.lines += 1
@@ -157,16 +169,16 @@ class Scanner:
 
     def _is_record(self, line: bytes) -> bool:
         """Whether a line without a prefix says what a rule takes, from its start on."""
-        ids = frozenset(i for i, _ in self._matcher.scan(line[:LONGEST_SHAPE]) if i < self._anchor_count)
+        ids = frozenset(i for i, _ in self.matcher.scan(line[:LONGEST_SHAPE]) if i < self._anchor_count)
         return bool(ids) and self._match(line.decode("utf-8", "replace"), self._rules_for(ids)) is not None
 
-    def _chunk(self, data: bytes, start: int, cut: int, more: bool) -> Generator[Event, None, int]:
+    def _chunk(self, data: bytes, start: int, cut: int, more: bool, finder: _Finder) -> Generator[Event, None, int]:
         """The events of the whole lines before `cut`; gives back how far was read (a line that needs `more` stays)."""
-        reader = _ChunkReader(data, self.lines + 1, self._seams)
+        hits, line_ends = finder.find(data)
+        reader = _ChunkReader(data, self.lines + 1, self._seams, line_ends)
         stop = cut
         position = start
         shapes, pending = self._shapes, self._usage.pending
-        hits = self._matcher.scan(data)
         index, count = 0, len(hits)
         while index < count:
             end = hits[index][1]
@@ -207,7 +219,8 @@ class Scanner:
                 break
             position = after
         yield from self._flush(reader)
-        self.lines = reader.number(stop) - 1
+        self.lines = reader.number_after(stop) - 1
+        finder.read_to(data, stop)
         if stop:
             self._before = data[data.rfind(b"\n", 0, stop - 1) + 1 : stop][-LONGEST_FRAGMENT:]
         return stop
@@ -488,14 +501,77 @@ class Scanner:
                 yield Event(found[0], found[1], record.prefix, self._input, number, record.message, clean(record.text))
 
 
+class _Finder:
+    """Finds the literals of chunk after chunk: itself, or by what was scanned ahead where the chunk is the file's own.
+
+    A chunk is what was left of the one before it, and a piece. Literals that end in the rest were found with that chunk.
+    """
+
+    def __init__(self, matcher: Prefilter, ahead: Ahead | None) -> None:
+        self._matcher = matcher
+        self._ahead = ahead
+        self._count: Callable[[bytes], int] = newlines.plain
+        self._position = 0
+        self._block: Block | None = None
+        self._rest = 0
+        self._hits: Hits = []
+        self._kept: Hits | None = []
+        self._kept_line_ends = 0
+        self._is_read = True
+
+    def add(self, piece: Piece, rest: int, read: int) -> None:
+        """The next chunk is `rest` bytes of the last one, and `piece`; `read` bytes were read of the input."""
+        start, self._position = self._position, self._position + len(piece.data)
+        if self._position > newlines.WORTH_LOADING:
+            self._count = newlines.counter()
+        if self._ahead is None:
+            return
+        if not self._is_read:
+            self._kept = None  # the last piece made no chunk: nobody looked what is in it
+        self._is_read = False
+        self._block, self._rest = None, rest
+        if piece.seams or piece.doubtful:
+            self._ahead.close()
+            self._ahead = None
+        elif self._position == read and self._position > STARTS_ALONE:
+            # Nothing was held back, taken out or put in: these are the file's bytes from `start` on.
+            self._block = self._ahead.block_at(start, len(piece.data))
+
+    def find(self, data: bytes) -> tuple[Hits, int]:
+        """The literals of the chunk, and how many line ends it has."""
+        block, self._block = self._block, None
+        found = None
+        if self._ahead is not None and block is not None and self._kept is not None:
+            found = self._ahead.take(block)
+        if found is None:
+            self._hits = self._matcher.scan(data)
+            return self._hits, self._count(data)
+        rest = self._rest
+        self._hits = (self._kept or []) + [(literal, end + rest) for literal, end in found.hits]
+        return self._hits, self._kept_line_ends + found.newlines
+
+    def read_to(self, data: bytes, stop: int) -> None:
+        """The chunk was read to `stop`: the rest belongs to the next."""
+        if self._ahead is None:
+            return
+        self._is_read = True
+        if data[stop - 1 : stop] == b"\n":
+            self._kept = [(literal, end - stop) for literal, end in self._hits if end > stop]
+            self._kept_line_ends = data.count(b"\n", stop)
+        else:
+            self._kept = None
+
+
 class _ChunkReader:
     """Line numbers and neighbours inside a chunk."""
 
-    def __init__(self, data: bytes, first: int, seams: list[int]) -> None:
+    def __init__(self, data: bytes, first: int, seams: list[int], line_ends: int) -> None:
         self._data = data
         self._at = 0
         self._number = first
         self._seams = seams
+        self._first = first
+        self._line_ends = line_ends
 
     def number(self, offset: int) -> int:
         """The number of the line that starts at `offset`."""
@@ -507,6 +583,11 @@ class _ChunkReader:
             self._number += seams_before(self._seams, offset) - seams_before(self._seams, self._at)
         self._at = offset
         return self._number
+
+    def number_after(self, stop: int) -> int:
+        """The number of the line that starts at `stop`, near the end of the chunk."""
+        seams = seams_before(self._seams, stop) - seams_before(self._seams, 0) if self._seams else 0
+        return self._first + self._line_ends - self._data.count(b"\n", stop) + seams
 
     def line_before(self, offset: int) -> bytes:
         """The line before the one that starts at `offset` (of which there is one)."""

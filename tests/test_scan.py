@@ -447,7 +447,7 @@ def test_a_single_long_line_is_one_line(length: int, end: str) -> None:
 def test_what_is_held_in_memory_does_not_grow_with_a_line(text: str) -> None:
     seen: list[int] = []
     scanner = Scanner(RULES)
-    whole = scanner._matcher
+    whole = scanner.matcher
 
     class Watched:
         name = "watched"
@@ -456,7 +456,7 @@ def test_what_is_held_in_memory_does_not_grow_with_a_line(text: str) -> None:
             seen.append(len(block))
             return whole.scan(block)
 
-    scanner._matcher = Watched()
+    scanner.matcher = Watched()
     line = (STAMP + text * (6 * LONGEST_LINE // len(text))).encode()
     data = line + b"\n" + POOL_LINE.encode()
     events = list(scanner.events((data[i : i + 65536] for i in range(0, len(data), 65536)), 0))

@@ -76,7 +76,7 @@ def read(
 
     try:
         if on_news is None:
-            got = pipeline.read(files, in_force, progress=bar, tap=tap)
+            got = pipeline.read(files, in_force, progress=bar, tap=tap, cores=None)
         else:
             with interrupted() as ended:
                 got = pipeline.read(files, in_force, on_idle=on_idle, ended=ended, tap=tap)

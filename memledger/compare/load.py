@@ -48,7 +48,7 @@ def load_input(path: str, rules: RuleSet) -> Loaded:
     found = read_json(path)
     if found is not None:
         return Loaded(pipeline.Reading(found, heads=(b"{",) * len(found.inputs)), decoded=True)
-    return Loaded(pipeline.read([path], rules))
+    return Loaded(pipeline.read([path], rules, cores=None))
 
 
 def read_json(path: str) -> Report | None:

@@ -19,7 +19,7 @@ _LOOKED_AT: Final = 4096
 def to_utf8(blocks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[bytes]:
     """The blocks as UTF-8. Bytes that are no UTF-8 stay as they are; broken UTF-16 becomes replacement characters."""
     first = next(blocks, b"")
-    encoding, skip = _encoding_of(first)
+    encoding, skip = encoding_of(first)
     if encoding == "utf-8":
         if first[skip:]:
             yield first[skip:]
@@ -34,7 +34,7 @@ def to_utf8(blocks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[by
         yield rest.encode("utf-8", "replace")
 
 
-def _encoding_of(head: bytes) -> tuple[str, int]:
+def encoding_of(head: bytes) -> tuple[str, int]:
     """(encoding, length of its byte order mark). Without a mark, the places of NUL bytes tell."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import BinaryIO, Final, Literal
 
 from memledger.sources.compressed import compression_of, decompressed
-from memledger.sources.encoding import to_utf8
+from memledger.sources.encoding import encoding_of, to_utf8
 from memledger.sources.follow import WAIT_SECONDS, arriving, growing, has_more, never
 
 BLOCK_BYTES: Final = 512 * 2**10
@@ -68,6 +68,8 @@ class OpenInput:
         """What the first bytes look like; known from the first block on."""
         self.head = b""
         """The first `HEAD_BYTES` as UTF-8; known from the first block on."""
+        self.verbatim = False
+        """Whether `blocks` gives the file's own bytes, `BLOCK_BYTES` at a time; known from the first block on."""
         self._stream = stream
         self._follow = follow
         self._ended = ended
@@ -81,6 +83,11 @@ class OpenInput:
     ) -> None:
         self.close()
 
+    @property
+    def descriptor(self) -> int:
+        """The open file."""
+        return self._stream.fileno()
+
     def close(self) -> None:
         """Close the input (never standard input)."""
         if self.path != STANDARD_INPUT:
@@ -93,6 +100,9 @@ class OpenInput:
         """
         first = self._first()
         how = compression_of(first)
+        self.verbatim = (
+            how is None and self.size is not None and not self._follow and encoding_of(first) == ("utf-8", 0)
+        )
         if how is None:
             chunks = self._counted(first, follow=self._follow)
         else:
