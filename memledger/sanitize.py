@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 SHOWN_LENGTH: Final = 400
 """Evidence is cut to this many characters; the line number leads to the rest."""
 
 MASK: Final = "***"
+
+LONGEST_TEXT: Final = 32_000
+"""Characters of one text in a document: what is longer was made to be."""
 
 _ANSI: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
 # Control characters, bidirectional overrides, zero-width and invisible characters, lone surrogates: they change how text
@@ -53,6 +57,10 @@ _VALUE: Final = r"""
 _NO_SECRET: Final = r"""(?!\\*["']?(?:None|null|true|false|\*\*\*|\[\]|<redacted>|xxxx+)(?![\w-]))"""
 # Not behind a dash: a name is tried once, where it starts (a line of dashes would else be tried from each of them).
 _WORDS: Final = r"""(?<![\w#-])"""
+
+
+# What our own output may hold beside text: line ends, and colours.
+_OWN: Final = re.compile(r"(\n|\x1b\[[0-9;]{0,20}m)")
 
 
 @functools.lru_cache(maxsize=1)
@@ -117,3 +125,39 @@ def clean(text: str, length: int = SHOWN_LENGTH) -> str:
     shown = strip_terminal(text[: length * 4]).replace("\t", " ").replace("\r\n", " ").replace("\n", " ")
     shown = mask_secrets(_HIDDEN.sub("\N{REPLACEMENT CHARACTER}", shown)).strip()
     return shown if len(shown) <= length else shown[: length - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def clean_tree(value: Any, length: int = LONGEST_TEXT) -> Any:
+    """A JSON value with every text in it clean, the names too; the text of a name that is a secret's is masked."""
+    if isinstance(value, str):
+        # A file name need not be text: what is not comes out as `?`.
+        return clean(value.encode("utf-8", "replace").decode(), length)
+    if isinstance(value, Mapping):
+        return {
+            clean_tree(name, length): MASK
+            if item and isinstance(item, str) and is_secret(name)
+            else clean_tree(item, length)
+            for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [clean_tree(item, length) for item in value]
+    return value
+
+
+@functools.lru_cache(maxsize=4096)
+def is_secret(name: object) -> bool:
+    """Whether what a name stands for is a secret, by the name."""
+    return isinstance(name, str) and mask_secrets(f"{name}=x0x0x0x0") != f"{name}=x0x0x0x0"
+
+
+def printable(text: str) -> str:
+    """Text that is made up for a terminal: what acts on it or hides in it becomes a replacement character, colours and line ends stay.
+
+    The last of several: what comes from outside is cleaned where it is taken in.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        part if number % 2 else _HIDDEN.sub("\N{REPLACEMENT CHARACTER}", part)
+        for number, part in enumerate(_OWN.split(text))
+    )

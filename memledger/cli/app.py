@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import click
 
 from memledger import __version__
 from memledger.cli.overview import COMMANDS, help_text
+from memledger.sanitize import clean, printable
 
 DONE: Final = 0
 CONDITION_HOLDS: Final = 1
@@ -86,16 +88,16 @@ def group(ctx: click.Context) -> None:
 def say(text: str) -> None:
     """A line on stderr. A stderr that can't be written takes nothing away: the exit code says the same."""
     try:
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
     except OSError:
         _give_up_stderr()
 
 
 def _show(error: click.ClickException) -> None:
-    try:
-        error.show()
-    except OSError:
-        _give_up_stderr()
+    """The error as click shows it. A name that a shell's `*` found acts on the terminal no more than a log's text does."""
+    shown = io.StringIO()
+    error.show(shown)
+    say(shown.getvalue().removesuffix("\n"))
 
 
 def _give_up_stderr() -> None:
@@ -118,8 +120,7 @@ def run(args: Sequence[str] | None = None) -> int:
             return DONE
         if os.environ.get("MEMLEDGER_TRACEBACK"):
             raise
-        say(
-            f"memledger: internal error: {type(error).__name__}: {error}. MEMLEDGER_TRACEBACK=1 shows where; please report it."
-        )
+        what = f"{type(error).__name__}: {clean(str(error))}"
+        say(f"memledger: internal error: {what}. MEMLEDGER_TRACEBACK=1 shows where; please report it.")
         return INTERNAL_ERROR
     return code if isinstance(code, int) else DONE

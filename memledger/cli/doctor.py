@@ -32,14 +32,13 @@ def command(format_: str, no_ask: bool, snapshot: Path | None, width: int | None
 
     The NVIDIA driver (NVML), /proc, the servers' ports, the model cache, the log scanner and its cache. Changes nothing; exit code 0.
     """
-    import msgspec
-
     from memledger.cli import output
     from memledger.live import doctor
+    from memledger.report.json import document
 
     report, sample = doctor.examine(ask=not no_ask)
     if format_ == "json":
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+        output.write_bytes(document(report))
     else:
         output.write(render(report, output.style(width, no_color)))
     if snapshot is not None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from memledger.sanitize import printable
+
 if TYPE_CHECKING:
     from memledger.report.text import Style
 
@@ -55,7 +57,7 @@ def clear_screen() -> bool:
     """Clear the terminal; False where stdout is none."""
     if sys.stdout is None or not sys.stdout.isatty():
         return False
-    write("\x1b[H\x1b[2J")
+    write_bytes(b"\x1b[H\x1b[2J")
     return True
 
 
@@ -79,7 +81,7 @@ def write(text: str) -> None:
         OutputClosedError: nobody reads stdout any more.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    write_bytes(text.encode(encoding, "replace"))
+    write_bytes(printable(text).encode(encoding, "replace"))
 
 
 def write_bytes(data: bytes) -> None:

@@ -7,14 +7,12 @@ from typing import Any
 import msgspec
 
 from memledger.compare.values import CompareReport
-from memledger.report.json import SCHEMA_URL
-from memledger.sanitize import clean
+from memledger.report.json import SCHEMA_URL, document
 
 
 def encode(report: CompareReport) -> bytes:
     """The comparison as one JSON document, ending in a newline. Text from logs is cleaned and masked."""
-    document = msgspec.to_builtins(report)
-    return msgspec.json.format(msgspec.json.encode(_clean(document)), indent=1) + b"\n"
+    return document(report)
 
 
 def schema() -> dict[str, Any]:
@@ -31,14 +29,3 @@ def schema() -> dict[str, Any]:
 def schema_text() -> str:
     """The schema as `docs/schema/compare.schema.json` holds it."""
     return msgspec.json.format(msgspec.json.encode(schema(), order="sorted"), indent=2).decode() + "\n"
-
-
-def _clean(value: Any) -> Any:
-    """Every text of the document as it may be shown; a file name need not be text: what is not comes out as `?`."""
-    if isinstance(value, str):
-        return clean(value.encode("utf-8", "replace").decode(), 2000)
-    if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
-    return value

@@ -7,14 +7,19 @@ from typing import Any
 import msgspec
 
 from memledger.ledger import Live, Rank, Report, Server
-from memledger.sanitize import clean
+from memledger.sanitize import clean, clean_tree
 
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
 
 
 def encode(report: Report) -> bytes:
     """The report as one JSON document, ending in a newline. Text from the log is cleaned and masked."""
-    return msgspec.json.format(msgspec.json.encode(safe(report)), indent=1) + b"\n"
+    return document(safe(report))
+
+
+def document(value: Any) -> bytes:
+    """A value as one JSON document that ends in a newline: every text in it clean, whoever wrote it, and secrets masked."""
+    return msgspec.json.format(msgspec.json.encode(clean_tree(msgspec.to_builtins(value))), indent=1) + b"\n"
 
 
 def safe(report: Report) -> Report:

@@ -8,7 +8,7 @@ import msgspec
 
 from memledger.ledger import Report
 from memledger.postmortem.incident import Incident, OomReport
-from memledger.report.json import SCHEMA_URL, cleaned, safe
+from memledger.report.json import SCHEMA_URL, cleaned, document, safe
 
 
 def encode(report: OomReport) -> bytes:
@@ -19,7 +19,7 @@ def encode(report: OomReport) -> bytes:
     whole = msgspec.structs.replace(
         report, inputs=rest.inputs, sources=rest.sources, servers=rest.servers, incidents=incidents
     )
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+    return document(whole)
 
 
 def schema() -> dict[str, Any]:

@@ -7,15 +7,12 @@ from typing import Any
 import msgspec
 
 from memledger.plan_values import PlanReport
-from memledger.report.json import SCHEMA_URL
+from memledger.report.json import SCHEMA_URL, document
 
 
 def encode(report: PlanReport) -> bytes:
     """The plan as one JSON document, ending in a newline."""
-    # A file name need not be text: what is not comes out as `?`.
-    inputs = tuple(msgspec.structs.replace(i, path=i.path.encode("utf-8", "replace").decode()) for i in report.inputs)
-    safe = msgspec.structs.replace(report, inputs=inputs)
-    return msgspec.json.format(msgspec.json.encode(safe), indent=1) + b"\n"
+    return document(report)
 
 
 def schema() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 
 from memledger.ledger import Input, Source
 from memledger.live.sample import DeviceSample, LiveServer
-from memledger.report.json import SCHEMA_URL
+from memledger.report.json import SCHEMA_URL, document
 
 
 class PsReport(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
@@ -24,8 +24,8 @@ class PsReport(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
 
 
 def encode(report: PsReport) -> bytes:
-    """The report as one JSON document, ending in a newline. Its texts were cleaned and masked where they were taken."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    """The report as one JSON document, ending in a newline. Its texts were cleaned and masked where they were taken, too."""
+    return document(report)
 
 
 def schema() -> dict[str, Any]:
