@@ -178,12 +178,9 @@ class Scanner:
         reader = _ChunkReader(data, self.lines + 1, self._seams, line_ends)
         stop = cut
         position = start
-        shapes, pending = self._shapes, self._usage.pending
-        index, count = 0, len(hits)
-        while index < count:
-            end = hits[index][1]
+        known, pending, doubtful = self._shapes.get, self._usage.pending, self._doubtful
+        for index, (_, end) in enumerate(hits):
             if end <= position:
-                index += 1
                 continue
             left = data.rfind(b"\n", position, end) + 1 or position
             right = data.find(b"\n", end, cut)
@@ -191,17 +188,12 @@ class Scanner:
                 if end > cut:
                     break
                 right = cut
-            first = index
-            index += 1
-            while index < count and hits[index][1] <= right:
-                index += 1
             line = data[left:right]
             position = right
-            doubtful = bool(self._doubtful) and right in self._doubtful
             if (
-                not doubtful
-                and right - left <= LONGEST_SHAPE
-                and (shape := shapes.get(line.translate(None, DIGITS))) is not None
+                right - left <= LONGEST_SHAPE
+                and (shape := known(line.translate(None, DIGITS))) is not None
+                and right not in doubtful
             ):
                 if shape.columns is not None:
                     if not shape.lines:
@@ -212,14 +204,13 @@ class Scanner:
                 if not shape.unrecognized or len(self._examples) >= MOST_EXAMPLES:
                     self._unrecognized += shape.unrecognized
                     continue
-            ids = frozenset(literal for literal, _ in hits[first:index])
-            after = yield from self._new_line(data, left, right, ids, more, reader)
+            after = yield from self._new_line(data, left, right, _literals_before(hits, index, right), more, reader)
             if after is None:
                 stop = left
                 break
             position = after
         yield from self._flush(reader)
-        self.lines = reader.number_after(stop) - 1
+        self.lines = reader.number(stop) - 1
         finder.read_to(data, stop)
         if stop:
             self._before = data[data.rfind(b"\n", 0, stop - 1) + 1 : stop][-LONGEST_FRAGMENT:]
@@ -567,31 +558,42 @@ class _ChunkReader:
 
     def __init__(self, data: bytes, first: int, seams: list[int], line_ends: int) -> None:
         self._data = data
-        self._at = 0
-        self._number = first
-        self._seams = seams
         self._first = first
+        self._seams = seams
         self._line_ends = line_ends
+        self._at = 0
+        self._passed = 0
 
     def number(self, offset: int) -> int:
         """The number of the line that starts at `offset`."""
-        if offset >= self._at:
-            self._number += self._data.count(b"\n", self._at, offset)
-        else:
-            self._number -= self._data.count(b"\n", offset, self._at)
+        number = self._first + self._line_ends_before(offset)
         if self._seams:
-            self._number += seams_before(self._seams, offset) - seams_before(self._seams, self._at)
-        self._at = offset
-        return self._number
+            number += seams_before(self._seams, offset) - seams_before(self._seams, 0)
+        return number
 
-    def number_after(self, stop: int) -> int:
-        """The number of the line that starts at `stop`, near the end of the chunk."""
-        seams = seams_before(self._seams, stop) - seams_before(self._seams, 0) if self._seams else 0
-        return self._first + self._line_ends - self._data.count(b"\n", stop) + seams
+    def _line_ends_before(self, offset: int) -> int:
+        """Counted from where that is least work: the offset asked for last, or the end."""
+        if len(self._data) - offset < abs(offset - self._at):
+            self._passed = self._line_ends - self._data.count(b"\n", offset)
+        elif offset >= self._at:
+            self._passed += self._data.count(b"\n", self._at, offset)
+        else:
+            self._passed -= self._data.count(b"\n", offset, self._at)
+        self._at = offset
+        return self._passed
 
     def line_before(self, offset: int) -> bytes:
         """The line before the one that starts at `offset` (of which there is one)."""
         return self._data[self._data.rfind(b"\n", 0, offset - 1) + 1 : offset - 1]
+
+
+def _literals_before(hits: Hits, index: int, right: int) -> frozenset[int]:
+    """The literals from the hit at `index` on that end before `right`, or there: those of its line."""
+    found = set()
+    while index < len(hits) and hits[index][1] <= right:
+        found.add(hits[index][0])
+        index += 1
+    return frozenset(found)
 
 
 def _line_end(data: bytes) -> int:

@@ -187,8 +187,11 @@ def _raise(
     for slot, column in enumerate(columns.values):
         texts = tokens[column::step]
         mine = texts if indexes is None else [texts[i] for i in indexes]
-        most = columns.limits[slot]
-        largest = max((value for value in map(float, set(mine)) if value <= most), default=-1.0)
+        largest = max(map(float, set(mine)))
+        if largest <= known[slot]:
+            continue
+        if largest > (most := columns.limits[slot]):
+            largest = max((value for value in map(float, mine) if value <= most), default=-1.0)
         if largest > known[slot]:
             known[slot] = largest
             at = next(i for i, text in enumerate(mine) if float(text) == largest)
