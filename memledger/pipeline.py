@@ -27,6 +27,10 @@ AHEAD_FROM: Final = 16 * 2**20
 """Bytes of a file from which starting helpers (some milliseconds) is worth it."""
 
 
+_BEGINS = frozenset({"sglang.server_args", "vllm.version", "vllm.non_default_args"})
+"""Lines that a server begins with: a failure in front of one is not of that server."""
+
+
 class Router:
     """Hands each event of one input to its engine's reader; lines of torch or the kernel go to the engine last heard.
 
@@ -60,7 +64,7 @@ class Router:
         if name not in self._readers:
             self._readers[name] = _reader(name)
         if self._current is None:
-            for earlier in self._waiting:
+            for earlier in self._waiting if event.rule.full_id not in _BEGINS else ():
                 self._readers[name].feed(earlier)
             self._waiting.clear()
         self._current = name

@@ -55,12 +55,7 @@ def incidents(
         doing: what the servers did right before; fed with the same events as the symptoms.
     """
     grouped = Grouped(reading.report, symptoms.found)
-    told = [
-        group
-        for group in grouped.groups
-        if group.first.kind != "allocator_retry" or _is_end(reading.report, group, grouped.beside(group))
-    ]
-    groups = told or grouped.groups[:1]
+    groups = [group for group in grouped.groups if not group.went_on] or grouped.groups[:1]
     found = [
         _incident(reading.report, grouped.beside(group), group, architecture_of, doing)
         for group in groups[:MOST_INCIDENTS]
@@ -83,11 +78,7 @@ def _incident(
     state = doing.at(root, server) if doing is not None else None
     if when in {"serving", "unknown"} and (step := phase_of_step(state, server)) is not None:
         when, told = step, "the crash dump's count of tokens"
-    cause = (
-        causes.retried(server)
-        if root.kind == "allocator_retry" and not _ended(beside, server)
-        else causes.judge(root, numbers, when, frames, server)
-    )
+    cause = causes.retried(server) if group.went_on else causes.judge(root, numbers, when, frames, server)
     when = _refined(when, cause)
     chain = _chain(group, beside)
     return Incident(
@@ -166,18 +157,6 @@ def _fatal(root: Symptom, server: Server | None, beside: Sequence[Symptom], chai
     if root.kind == "allocator_retry" and server is not None and server.state == "serving":
         return False
     return False if any(s.kind == "recovered" for s in beside) else None
-
-
-def _is_end(report: Report, group: Group, beside: Sequence[Symptom]) -> bool:
-    return _ended(beside, report.servers[group.server] if group.server is not None else None)
-
-
-def _ended(beside: Sequence[Symptom], server: Server | None) -> bool:
-    """Whether a process ended by what was said here."""
-    told = any(s.role == "consequence" or s.kind == "exception" for s in beside)
-    return (told and not any(s.kind == "recovered" for s in beside)) or (
-        server is not None and server.state == "failed"
-    )
 
 
 def _chain(group: Group, beside: Sequence[Symptom]) -> tuple[Link, ...]:

@@ -61,6 +61,10 @@ SUMMARY_LINES: Final = 40
 """A row of `torch.cuda.memory_summary()` so far behind the one before is another summary's."""
 
 
+_OF_ONE_RULE: Final = frozenset({"startup_check", "engine_refusal", "engine_runtime"})
+"""Kinds of which each rule is a failure of its own."""
+
+
 class _Draft:
     """A symptom in the making."""
 
@@ -137,7 +141,7 @@ class _Draft:
 
     def _same_kind(self, other: _Draft) -> bool:
         if self.kind == other.kind:
-            return True
+            return self.kind not in _OF_ONE_RULE or self.event.rule.full_id == other.event.rule.full_id
         # The head of a message on a line of its own, and the brackets that give it away on the next.
         retold = {self.kind, other.kind} == {"torch_oom", "unreliable"}
         return retold and not self.amounts and 0 <= other.event.line - self.last_line <= 1
@@ -152,6 +156,9 @@ class _Draft:
         for name in ("name", "library", "type", "text", "what"):
             if self.words.get(name, None) != other.words.get(name, None) and name in self.words and name in other.words:
                 return False
+        if self.frames and other.frames and not self.amounts and not other.amounts and self.frames != other.frames:
+            # Without figures only the tracebacks tell two failures apart.
+            return False
         return self.kind != "exit_code" or self.event.message == other.event.message
 
     def merge(self, other: _Draft) -> None:
@@ -244,6 +251,7 @@ class SymptomLog:
         self._era = 0
         self._found_in_era = False
         self._frames: dict[_Process, list[Frame]] = {}
+        self._frames_from: dict[_Process, int] = {}
         self._latest: dict[_Process, _Draft] = {}
         self._head: dict[tuple[int, str | None], Event] = {}
         self._table: list[_Draft] = []
@@ -331,6 +339,9 @@ class SymptomLog:
         prefix = draft.event.prefix
         if head is None or prefix.time or prefix.ranks or prefix.pid is not None:
             return
+        if head.prefix.style == "vllm":
+            # Its tracebacks have the prefix on every line, the exception's too.
+            return
         if draft.event.line - head.line <= NEAR_LINES:
             draft.prefix = head.prefix
             draft.time = draft.time or head.prefix.time
@@ -354,7 +365,9 @@ class SymptomLog:
         if known is None:
             if len(self._frames) >= MOST_PROCESSES:
                 self._frames.clear()
+                self._frames_from.clear()
             known = self._frames[process] = []
+            self._frames_from[process] = event.line
         known.append(frame_of(event))
         if len(known) > MOST_FRAMES:
             # The outermost say least.
@@ -362,20 +375,21 @@ class SymptomLog:
 
     def _end_input(self) -> None:
         for process, frames in self._frames.items():
-            before = self._latest.get(process) or self._without_frames()
+            before = self._latest.get(process) or self._without_frames(self._frames_from[process])
             if before is not None and not before.frames:
                 before.frames = tuple(frames)
         self._flush_table()
         self._summary = self._card = None
         self._frames.clear()
+        self._frames_from.clear()
         self._latest.clear()
         self._head.clear()
         self._recent.clear()
 
-    def _without_frames(self) -> _Draft | None:
-        """The last failure of this input without a traceback: one that an excerpt cuts off, under another prefix, is its."""
+    def _without_frames(self, line: int) -> _Draft | None:
+        """The last failure before a line, if without a traceback: one that an excerpt cuts off, under another prefix, is its."""
         for draft in reversed(self._recent):
-            if draft.role in {"cause", "consequence"} and draft.event.input == self._input:
+            if draft.role in {"cause", "consequence"} and draft.event.line < line:
                 return None if draft.frames else draft
         return None
 

@@ -27,8 +27,8 @@ SAME_DEVICE: Final = 0.02
 """Share of a device's memory by which two messages may print its total differently (GiB of two decimals, ECC, MIG aside)."""
 SAME_STATE: Final = 0.05
 """Share by which a table and a message may differ on what torch had allocated."""
-BEFORE_SECONDS: Final = 15 * 3600.0
-"""A line so long before a start's first line is not of that start, in whatever time zone it was printed."""
+ZONES_SECONDS: Final = 15 * 3600.0
+"""More than two time zones are apart."""
 
 _ENGINES: Final = frozenset({"sglang", "vllm"})
 _OF_THE_HOST: Final = host.END_OF_PROCESS | {"host_alloc", "shm_full", "pinned_failed"}
@@ -54,10 +54,14 @@ _STANDS_ALONE: Final = frozenset({"workspace_overflow", "unreliable", "memory_su
 
 
 class Group(msgspec.Struct):
-    """Root symptoms of one failure; `server` is the index of the start that they belong to."""
+    """Root symptoms of one failure; `server` is the index of the start that they belong to.
+
+    `went_on`: a try of torch's allocator that failed, with nothing behind it that ended a process.
+    """
 
     server: int | None
     roots: list[Symptom]
+    went_on: bool = False
 
     @property
     def first(self) -> Symptom:
@@ -74,8 +78,9 @@ class Grouped:
         self._roots: list[tuple[Symptom, Group]] = []
         members = _by_start(found, self._starts)
         for (_, start), same in members.items():
-            for root in _roots(same):
-                self._add(root, start)
+            found_here = _roots(same)
+            for root in found_here or _went_on(same):
+                self._add(root, start, went_on=not found_here)
         self.groups = _merged(self.groups, report.servers)
         self._beside = self._shared(found)
 
@@ -83,7 +88,7 @@ class Grouped:
         """Every symptom that stands beside a failure and beside no other one, in order; its own roots included."""
         return tuple(self._beside.get(id(group), ()))
 
-    def _add(self, root: Symptom, start: int | None) -> None:
+    def _add(self, root: Symptom, start: int | None, *, went_on: bool) -> None:
         for group in reversed(self.groups):
             last = group.roots[-1]
             if group.server != start or last.input != root.input:
@@ -93,7 +98,7 @@ class Grouped:
             ):
                 group.roots.append(root)
                 return
-        self.groups.append(Group(start, [root]))
+        self.groups.append(Group(start, [root], went_on))
 
     def _shared(self, found: Sequence[Symptom]) -> dict[int, list[Symptom]]:
         """Which symptoms each group is given."""
@@ -157,7 +162,7 @@ def server_of(report: Report, symptom: Symptom) -> int | None:
 def _foreign(server: Server, symptom: Symptom) -> bool:
     """Whether a line can't be of a start: printed long before it, or by a process that has another id there."""
     earlier = seconds_between(symptom.time, server.started_at)
-    if earlier is not None and earlier > BEFORE_SECONDS:
+    if earlier is not None and earlier > ZONES_SECONDS:
         return True
     prefix = symptom.prefix
     if prefix.pid is None:
@@ -187,9 +192,12 @@ def _roots(members: Sequence[Symptom]) -> list[Symptom]:
     alone = _unexplained(members, named)
     if named or alone:
         return sorted([*named, *alone], key=lambda s: s.line)
-    alike = [s for s in members if s.role == "not_memory"] or [s for s in members if _ends_processes(s)]
-    # A try that failed and went on is worth a word where nothing else is said.
-    return alike or [s for s in members if s.kind == "allocator_retry"][:1]
+    return [s for s in members if s.role == "not_memory"] or [s for s in members if _ends_processes(s)]
+
+
+def _went_on(members: Sequence[Symptom]) -> list[Symptom]:
+    """A try that failed and went on: worth a word where nothing else is said."""
+    return [s for s in members if s.kind == "allocator_retry"][:1]
 
 
 def _unexplained(members: Sequence[Symptom], named: Sequence[Symptom]) -> list[Symptom]:
@@ -213,7 +221,13 @@ def _ended_after(symptom: Symptom, members: Sequence[Symptom], named: Sequence[S
     """Whether a process ended behind a failed try, and before any named cause."""
     until = min((s.line for s in named if s.line > symptom.line), default=None)
     later = [s for s in members if s.line > symptom.line and (until is None or s.line < until)]
-    ended = any(s.role == "consequence" or s.kind == "exception" for s in later)
+    following = next((s for s in named if s.line == until), None)
+    # "The engine failed", then the traceback: such a head is of the cause that it stands before.
+    ended = any(
+        (s.role == "consequence" or s.kind == "exception")
+        and not (following and _same_total(symptom, following) is not False and _tied(s, following))
+        for s in later
+    )
     return ended and not any(s.kind == "recovered" for s in members)
 
 
@@ -224,11 +238,18 @@ def _explains(cause: Symptom, symptom: Symptom) -> bool:
     if _tied(cause, symptom):
         return True
     if symptom.kind == "allocator_retry":
-        return _same_total(cause, symptom) is not False and cause.kind in _OF_THE_DEVICE
+        return (
+            cause.kind in _OF_THE_DEVICE and _same_total(cause, symptom) is True and _asked_alike(cause, symptom)
+        )
     if symptom.kind == "memory_summary" and cause.kind in _OF_THE_DEVICE:
         mine, its = (s.amounts.get("torch_allocated_bytes") for s in (symptom, cause))
         return mine is None or its is None or abs(mine.bytes - its.bytes) <= SAME_STATE * max(mine.bytes, its.bytes)
     return False
+
+
+def _asked_alike(one: Symptom, other: Symptom) -> bool:
+    mine, its = (s.amounts.get("requested_bytes") for s in (one, other))
+    return mine is None or its is None or abs(mine.bytes - its.bytes) <= mine.tolerance + its.tolerance
 
 
 def _ends_processes(symptom: Symptom) -> bool:
@@ -269,10 +290,11 @@ def _tied(one: Symptom, other: Symptom) -> bool:
 
 
 def _seconds(before: Symptom, after: Symptom) -> float | None:
-    """Seconds between two lines, where one clock gave both times: an engine's and torch's may be of two time zones."""
-    if (before.prefix.time is None) != (after.prefix.time is None):
-        return None
-    return seconds_between(before.time, after.time)
+    """Seconds between two lines; of two clocks, which may be of two time zones, only what no time zone explains."""
+    apart = seconds_between(before.time, after.time)
+    if apart is not None and (before.prefix.time is None) != (after.prefix.time is None):
+        return apart if abs(apart) > ZONES_SECONDS else None
+    return apart
 
 
 def _other_process(one: Symptom, other: Symptom) -> bool:
@@ -312,6 +334,8 @@ def _same_total(one: Symptom, other: Symptom) -> bool | None:
 
 def _contradict(one: Symptom, other: Symptom) -> bool:
     """Whether two messages of one kind, with nothing that ties them together, print figures of two failures."""
+    if one.kind in _OF_A_POOL | _OF_A_START and one.rule != other.rule:
+        return True
     names = one.amounts.keys() & other.amounts.keys()
     differing = {
         name
