@@ -396,7 +396,8 @@ def _starts(message: str) -> Iterator[re.Match[str]]:
 
 
 def _is_record(peeled: _Peeled) -> bool:
-    return bool(peeled.json) or peeled.has("engine", "custom")
+    # A container's runtime wraps what was printed line by line: inside stands a plain line.
+    return (bool(peeled.json) and "stream" not in peeled.json) or peeled.has("engine", "custom")
 
 
 def _inside_json(body: str, peeled: _Peeled) -> str | None:
