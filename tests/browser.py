@@ -10,7 +10,7 @@ import tempfile
 import time
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 def find_browser():
@@ -26,7 +26,12 @@ class Browser:
         read_command, self.commands = os.pipe()
         self.answers, write_answer = os.pipe()
         flags = ["--headless=new", "--disable-gpu", "--no-first-run", "--disable-extensions", "--remote-debugging-pipe"]
-        flags += ["--disable-background-networking", "--disable-dev-shm-usage", f"--user-data-dir={self.folder}"]
+        flags += [
+            "--disable-background-networking",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            f"--user-data-dir={self.folder}",
+        ]
         if os.getuid() == 0:
             flags.append("--no-sandbox")  # Chromium refuses to run as root with it
         # The protocol's pipe is on the descriptors 3 and 4, whatever their numbers are here.

@@ -20,7 +20,10 @@ PAGES = (*EXPLAINED, *COMPARED, *FAILED, "plan")
 
 @pytest.fixture(scope="module")
 def browser():
-    found = Browser(PATH)
+    try:
+        found = Browser(PATH)
+    except (AssertionError, OSError) as error:
+        pytest.skip(f"{PATH} does not start here: {error}")
     yield found
     found.close()
 
@@ -47,37 +50,35 @@ def pages(tmp_path_factory):
     return made
 
 
+# Texts of one chart whose boxes overlap by more than a hair.
+OVERLAPPING = """Array.from(document.querySelectorAll('.chart')).flatMap(chart => {
+  const boxes = Array.from(chart.querySelectorAll('text')).filter(t => t.textContent.trim() && getComputedStyle(t).display !== 'none')
+    .map(t => [t.textContent, t.getBoundingClientRect()]).filter(([, r]) => r.width > 0 && r.height > 0);
+  return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([, q]) =>
+    Math.min(p.right, q.right) - Math.max(p.left, q.left) > 3 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 5)
+    .map(([b]) => [a, b]));
+})"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 @pytest.mark.parametrize("name", PAGES)
-def test_it_draws_every_chart_without_a_word_on_the_console_and_asks_for_nothing(browser, pages, name):
+def test_it_draws_every_chart_asks_for_nothing_fits_the_window_and_is_accessible(browser, pages, name, width, dark):
     page = pages(name)
-    browser.open(page)
-    places = browser.run("document.querySelectorAll('[data-chart]').length")
+    browser.open(page, width=width, dark=dark)
     drawn = "Array.from(document.querySelectorAll('[data-chart]')).map(p => [p.dataset.drawn, p.querySelectorAll('path').length, p.getBoundingClientRect().height])"
-    assert places > 0
-    assert all(state == "yes" and shapes > 0 and height > 50 for state, shapes, height in browser.run(drawn))
+    charts = browser.run(drawn)
+    assert charts
+    assert all(state == "yes" and shapes > 0 and height > 50 for state, shapes, height in charts)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run(OVERLAPPING) == []
     assert browser.complaints() == []
     assert browser.requests() == [page.resolve().as_uri()]
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_wider_than_the_window(browser, pages, width):
-    for name in PAGES:
-        browser.open(pages(name), width=width)
-        assert browser.run("document.documentElement.scrollWidth") <= width, name
-
-
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_axe_finds_no_serious_fault(browser, pages, width, dark):
-    script = axe()
-    for name in PAGES:
-        browser.open(pages(name), width=width, dark=dark)
-        browser.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-        browser.run(script + "; 0")
-        found = browser.run(
-            "axe.run(document).then(r => r.violations.map(v => [v.id, v.impact, v.nodes.map(n => n.html.slice(0, 150)).slice(0, 3)]))"
-        )
-        assert [v for v in found if v[1] in {"serious", "critical"}] == [], name
+    browser.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    browser.run(axe() + "; 0")
+    found = browser.run(
+        "axe.run(document).then(r => r.violations.map(v => [v.id, v.impact, v.nodes.map(n => n.html.slice(0, 150)).slice(0, 3)]))"
+    )
+    assert [v for v in found if v[1] in {"serious", "critical"}] == []
 
 
 def axe():

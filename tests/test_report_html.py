@@ -15,9 +15,13 @@ import msgspec
 import pytest
 from sample_reports import at, dense, dense_rank, gib, hybrid, rank, report
 
+from memledger.around import Neighbour
 from memledger.cli import app
+from memledger.grammar import load_rules
+from memledger.history import History, look_again
 from memledger.ledger import Evidence, Input, entry
-from memledger.report import html, html_charts, html_page
+from memledger.pipeline import explain
+from memledger.report import html, html_charts, html_page, html_time
 from memledger.report.html_page import Chapter, Page, Section
 from memledger.report.view import Options
 
@@ -204,10 +208,86 @@ class TestCharts:
         silent = hybrid(usage=type(hybrid().usage)())
         assert html_charts.uses_of(silent, silent.ranks) is None
 
+    def test_what_the_last_stage_takes_as_reserve_is_kept_free(self):
+        server = explain([str(FIXTURES / "vllm-0.31-tp2" / "server.log")]).servers[0]
+        (figure, *_) = html._stages(server, server.ranks)
+        assert [c.label for c in figure.chart.columns][-2:] == ["final", "kept free"]
+        assert figure.chart.columns[-1].value == pytest.approx(5.12, abs=0.005)
+        assert "5.12 GiB of the last fall are kept free" in figure.table.remarks[0]
+
     def test_peaks_are_shares_of_the_pool(self):
         one = hybrid()
         pools = {pool.label: pool.share for pool in html_charts.uses_of(one, one.ranks).chart.pools}
         assert pools == {"KV cache": 0.12, "recurrent state": 0.12, "running requests": 3 / 24}
+
+
+class TestOverTime:
+    def figures(self, name):
+        report = explain([str(FIXTURES / name / "server.log")])
+        server = report.servers[0]
+        return html_time.over_time(server, server.ranks, look_again(report, load_rules()).tracks[0])
+
+    def test_pools_and_requests_stand_at_the_same_moments(self):
+        (figure,) = self.figures("vllm-0.31-tp2")
+        chart = figure.chart
+        assert chart.places == (0.0, 10.0, 20.0, 30.0)
+        assert chart.unit == "seconds since the first serving line"
+        assert [(c.name, c.values) for c in chart.shares] == [("KV cache (of 35.57 GiB)", (0.009, 0.441, 0.992, 0.9))]
+        assert [(c.name, c.values[2]) for c in chart.counts] == [("running requests", 201), ("queued requests", 12)]
+        assert "line 43, 10-08 16:51:40\nKV cache: 99.2 % of 35.57 GiB\nrunning requests: 201" in chart.hover[2]
+
+    def test_a_hybrid_shows_both_of_its_pools(self):
+        (figure,) = self.figures("demo")
+        assert [c.name for c in figure.chart.shares] == ["KV cache (of 20.16 GiB)", "recurrent state (of 17.92 GiB)"]
+        assert max(v for v in figure.chart.shares[1].values if v is not None) == 0.12
+
+    def test_the_table_holds_the_largest_of_each_stretch(self):
+        (figure,) = self.figures("demo")
+        rows = figure.table.rows
+        assert len(rows) == html_time.MOST_ROWS
+        assert {row[-2].text for row in rows} >= {"3"}
+        assert "largest figures" in figure.table.remarks[0]
+
+    def test_of_many_schedulers_the_fullest_are_drawn_and_the_rest_named(self):
+        figures = self.figures("sglang-0.4.10-mla-dp-attention")
+        assert [f.title.rpartition(", ")[2] for f in figures] == ["DP5", "DP2", "DP3", "DP1"]
+        report = explain([str(FIXTURES / "sglang-0.4.10-mla-dp-attention" / "server.log")])
+        made = html.document(report, Options(), look_again(report, load_rules()))
+        assert "4 more schedulers with emptier pools are not drawn." in Document(made).words
+
+    def test_why_nothing_is_drawn_is_said(self):
+        report = explain([str(FIXTURES / "demo" / "server.log")])
+        why = "what was read from a pipe can&#39;t be read a second time"
+        assert why in html.document(report, Options(), History({}, {0: standard.unescape(why)}))
+
+
+class TestLogLines:
+    def test_neighbours_stand_beside_what_is_quoted_in_order(self):
+        quoted = [Evidence(0, 5, "five"), Evidence(0, 6, "six"), Evidence(0, 20, "twenty")]
+        around = [Neighbour(0, line, str(line)) for line in (3, 4, 7, 8, 18, 19, 21, 22)]
+        rows = html_page._rows(quoted, around, several=False)
+        assert [row.place for row in rows] == ["3", "4", "5", "6", "7", "8", "18", "19", "20", "21", "22"]
+        assert [row.anchor for row in rows if row.anchor] == ["line-1-5", "line-1-6", "line-1-20"]
+        assert [row.place for row in rows if row.gap] == ["18"]
+
+    def test_where_quoted_lines_give_way_their_neighbours_go_with_them(self):
+        around = [Neighbour(0, line, str(line)) for line in (4, 6, 19, 21)]
+        rows = html_page._rows([Evidence(0, 5, "five")], around, several=False)
+        assert [row.place for row in rows] == ["4", "5", "6"]
+
+    def test_a_command_reads_them_from_the_log(self, capsysbinary):
+        log = FIXTURES / "oom-vllm-prefill" / "server.log"
+        assert app.run(["oom", str(log), "--no-live", "--format", "html"]) == 0
+        parsed = Document(capsysbinary.readouterr().out.decode())
+        beside = [attrs for tag, attrs in parsed.elements if tag == "li" and "beside" in attrs.get("class", "")]
+        assert len(beside) >= 4
+
+
+def test_a_flag_is_not_broken_and_its_text_stays_text():
+    made = str(html_page._with_flags("use --max-num-seqs 4 <b>--x-y</b> a--b"))
+    assert made == (
+        'use <span class="flag">--max-num-seqs</span> 4 &lt;b&gt;<span class="flag">--x-y</span>&lt;/b&gt; a--b'
+    )
 
 
 HOSTILE = (

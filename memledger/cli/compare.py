@@ -311,7 +311,7 @@ def _write(report: CompareReport, options: dict[str, Any]) -> None:
         from memledger.cli import html_output
         from memledger.report import html_compare
 
-        html_output.write(lambda: html_compare.document(report), options["format_"], options["html"])
+        html_output.write(lambda: html_compare.page(report), options["format_"], options["html"])
 
 
 def _shown(text: str) -> str:

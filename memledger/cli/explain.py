@@ -232,10 +232,12 @@ def show(report: Report, options: Options, asked: Asked) -> list[int]:
 
 
 def _write_html(report: Report, options: Options, asked: Asked) -> None:
-    from memledger.cli import html_output
+    from memledger.cli import html_output, reading
+    from memledger.history import look_again
     from memledger.report import html
 
-    html_output.write(lambda: html.document(report, options), asked.format_, asked.html)
+    rules = reading.rules([Path(f) for f in asked.rule_files])
+    html_output.write(lambda: html.page(report, options, look_again(report, rules)), asked.format_, asked.html)
 
 
 def _quoted(name: str) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from memledger.cli import app, output
+
+if TYPE_CHECKING:
+    from memledger.report.html_page import Page
 
 
 class NoHtmlError(click.ClickException):
@@ -32,17 +36,24 @@ def check(format_: str, file: Path | None) -> None:
         raise NoHtmlError(str(error)) from error
 
 
-def write(made: Callable[[], str], format_: str, file: Path | None) -> None:
+def write(made: Callable[[], Page], format_: str, file: Path | None) -> None:
     """Make the page once and write it: to stdout for `--format html`, to the file of `--html` in one step.
+
+    The lines beside those that it quotes are read again from the inputs.
 
     Raises:
         NoHtmlError: it can't be made.
         output.WriteError: it can't be written.
     """
+    import msgspec
+
+    from memledger.around import neighbours
     from memledger.report import html_page
 
     try:
-        data = made().encode()
+        page = made()
+        around = neighbours(page.inputs, page.lines[: html_page.MOST_LINES])
+        data = html_page.render(msgspec.structs.replace(page, around=around)).encode()
     except (html_page.MissingExtraError, html_page.TooLargeError) as error:
         raise NoHtmlError(str(error)) from error
     if file is not None:

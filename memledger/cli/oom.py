@@ -128,7 +128,7 @@ def command(
         from memledger.cli import html_output
         from memledger.report import html_oom
 
-        html_output.write(lambda: html_oom.document(report, everything=everything), format_, html)
+        html_output.write(lambda: html_oom.page(report, everything=everything), format_, html)
     for problem in problems:
         app.say(f"memledger: {problem}")
     if problems:

@@ -375,4 +375,4 @@ def _write(plan: Plan | None, inputs: tuple[Input, ...], sources: tuple[Source, 
         from memledger.cli import html_output
         from memledger.report import html_plan
 
-        html_output.write(lambda: html_plan.document(plan, inputs), options["format_"], options["html"])
+        html_output.write(lambda: html_plan.page(plan, inputs), options["format_"], options["html"])

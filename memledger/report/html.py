@@ -7,33 +7,35 @@ from collections.abc import Sequence
 import msgspec
 
 from memledger import words as n
+from memledger.history import NO_SERVING_LINE, History, Track
 from memledger.ledger import Evidence, Finding, Rank, Remedy, Report, Server
 from memledger.report import view as v
 from memledger.report.html_charts import free_memory, ledger_grid, stack_of, tree_of, uses_of
 from memledger.report.html_page import Chapter, Figure, Fix, Lead, Page, Problem, Section, render
+from memledger.report.html_time import not_drawn, over_time
 
 MOST_BARS = 16
 """Ranks with a bar of their own; of more, one bar for those that are alike."""
 MOST_CHAINS = 4
 
 
-def document(report: Report, options: v.Options | None = None) -> str:
-    """The whole report as one HTML document.
+def document(report: Report, options: v.Options | None = None, history: History | None = None) -> str:
+    """The whole report as one HTML document; `history`: how the pools filled over time.
 
     Raises:
         LookupError: `options` name a start or a rank that is not there.
         MissingExtraError: a library of the extra `html` is missing.
         TooLargeError: the page can't be brought under 6 MB.
     """
-    return render(page(report, options or v.Options()))
+    return render(page(report, options or v.Options(), history))
 
 
-def page(report: Report, options: v.Options) -> Page:
+def page(report: Report, options: v.Options, history: History | None = None) -> Page:
     """What the page shows."""
     shown = v.choose_servers(report, options)
     all_lines = msgspec.structs.replace(options, evidence=True)
     views = [v.build(report, index, all_lines) for index in shown]
-    chapters = tuple(_chapter(view, report, options) for view in views)
+    chapters = tuple(_chapter(view, report, options, history or History()) for view in views)
     lines = {(e.input, e.line): e for view in views for e in view.evidence}
     title = chapters[0].title if len(chapters) == 1 else f"{n.plural(len(chapters), 'start')} of a server"
     if not chapters:
@@ -49,10 +51,11 @@ def _after(report: Report, shown: Sequence[int], options: v.Options) -> tuple[Se
     return tuple(sections)
 
 
-def _chapter(view: v.View, report: Report, options: v.Options) -> Chapter:
+def _chapter(view: v.View, report: Report, options: v.Options, history: History) -> Chapter:
     server = report.servers[view.index]
     ranks = v.choose_ranks(server, options.rank)
     spoken = v.about(server, ranks)
+    tracks = history.tracks.get(view.index, ())
     first = {cause.code for cause in view.cause}
     facts = tuple(fact for fact in view.facts if fact.name not in {"also", "incident", "next"})
     incident = [f for f in view.facts if f.name == "incident"]
@@ -72,7 +75,11 @@ def _chapter(view: v.View, report: Report, options: v.Options) -> Chapter:
                 items=view.more_ranks,
             ),
             Section("Free memory, stage by stage", figures=_stages(spoken, ranks)),
-            Section("Reserved against used", figures=_used(spoken, ranks), items=_not_drawn(spoken)),
+            Section(
+                "Reserved against used",
+                figures=_used(spoken, ranks, tracks),
+                items=(*_not_drawn(spoken), *not_drawn(tracks), *_no_time(history, view.index)),
+            ),
             Section("More of this start", facts=facts),
             Section("More to run", raw=tuple(fact.text for fact in view.facts if fact.name == "next")),
         ),
@@ -111,9 +118,14 @@ def _stages(server: Server, ranks: Sequence[Rank]) -> tuple[Figure, ...]:
     return tuple(figure for figure in found if figure is not None)
 
 
-def _used(server: Server, ranks: Sequence[Rank]) -> tuple[Figure, ...]:
+def _used(server: Server, ranks: Sequence[Rank], tracks: Sequence[Track]) -> tuple[Figure, ...]:
     figure = uses_of(server, ranks)
-    return (figure,) if figure is not None else ()
+    return (*((figure,) if figure is not None else ()), *over_time(server, ranks, tracks))
+
+
+def _no_time(history: History, index: int) -> tuple[str, ...]:
+    why = history.missing.get(index)
+    return (f"Nothing is drawn over time: {why}.",) if why is not None and why != NO_SERVING_LINE else ()
 
 
 def _not_drawn(server: Server) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from memledger import words as n
 from memledger.ledger import Entry, Evidence, Rank, Server, Stage, account_total
 from memledger.report import view as v
@@ -240,10 +242,22 @@ def free_memory(title: str, rank: Rank) -> Figure | None:
         if moved:
             columns.append(Fall(stage_name(stage), gib(moved), _stage_hover(stage), text=n.signed_gib(moved)))
     assert last is not None
-    columns.append(Fall("free after", gib(last), f"free: {n.gib(last)} GiB", True, n.gib(last)))
     first = whole[0].free_before_bytes
     says = f"Free memory goes from {n.gib_about(first or 0)} to {n.gib_about(last)}"
-    return Figure(f"{title}: free memory", says, Waterfall(tuple(columns)), _stage_grid(title, rank.stages))
+    columns.append(Fall("free after", gib(last), f"free: {n.gib(last)} GiB", True, n.gib(last)))
+    remarks: tuple[str, ...] = ()
+    if last == 0 and (kept := account_total(rank.entries, "reserve")) is not None and kept.bytes > 0:
+        columns[-1:] = _kept_free(kept.bytes)
+        says += f", of which {n.gib_about(kept.bytes)} are kept free"
+        remarks = (f"{n.gib(kept.bytes)} GiB of the last fall are kept free: no reading shows them (reserve).",)
+    grid = msgspec.structs.replace(_stage_grid(title, rank.stages), remarks=remarks)
+    return Figure(f"{title}: free memory", says, Waterfall(tuple(columns)), grid)
+
+
+def _kept_free(size: int) -> list[Fall]:
+    """What the last stage takes off as reserve is free memory after all: it comes back as a level of its own."""
+    words = f"kept free: {n.gib(size)} GiB\n{size:,} bytes, basis: derived; no reading shows them"
+    return [Fall("kept free", gib(size), words, True, n.gib(size))]
 
 
 def stage_name(stage: Stage) -> str:

@@ -25,7 +25,7 @@ from memledger.report.html_page import (
 from memledger.report.snapshot_lines import lines_of
 from memledger.report.view import Table
 
-LONGEST_TITLE = 100
+LONGEST_TITLE = 40
 
 
 def document(report: OomReport, *, everything: bool = False) -> str:

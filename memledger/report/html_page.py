@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.util
+import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from memledger import __version__
+from memledger.around import LINES_AROUND, Neighbour
 from memledger.ledger import Evidence, Input
 from memledger.report.view import Fact
 from memledger.sanitize import clean
@@ -132,7 +135,25 @@ class Uses(msgspec.Struct, frozen=True, tag="uses", tag_field="kind"):
     pools: tuple[Use, ...]
 
 
-Chart = Stack | Tree | Waterfall | Uses
+class Curve(msgspec.Struct, frozen=True):
+    """One figure of a `Timeline`, a value for each place (None: the line there does not say it)."""
+
+    name: str
+    colour: str
+    values: tuple[float | None, ...]
+
+
+class Timeline(msgspec.Struct, frozen=True, tag="timeline", tag_field="kind"):
+    """Shares of pools (0..1) over their whole, and counts of requests below, at the same places."""
+
+    places: tuple[float, ...]
+    unit: str
+    shares: tuple[Curve, ...]
+    counts: tuple[Curve, ...]
+    hover: tuple[str, ...]
+
+
+Chart = Stack | Tree | Waterfall | Uses | Timeline
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -200,7 +221,10 @@ class Chapter(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A whole page. `lines`: the log lines it may quote; the chapters come in the order of their weight."""
+    """A whole page. `lines`: the log lines it may quote, `around`: the lines that stand beside them.
+
+    The chapters come in the order of their weight.
+    """
 
     command: str
     title: str
@@ -208,6 +232,16 @@ class Page(msgspec.Struct, frozen=True):
     inputs: tuple[Input, ...] = ()
     lines: tuple[Evidence, ...] = ()
     after: tuple[Section, ...] = ()
+    around: tuple[Neighbour, ...] = ()
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One line of the quoted log. `anchor`: of a line that figures rest on; None for its neighbours. `gap`: lines are left out before it."""
+
+    anchor: str | None
+    place: str
+    text: str
+    gap: bool
 
 
 # ----------------------------------------------------------------------------------------------------------- rendering
@@ -259,6 +293,7 @@ def _document(page: Page, library: str, most_lines: int, most_chapters: int) -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["flags"] = _with_flags
     several = len(page.inputs) > 1
     numbers = iter(range(1, len(charts) + 1))
     return environment.get_template("page.html.j2").render(
@@ -268,7 +303,7 @@ def _document(page: Page, library: str, most_lines: int, most_chapters: int) -> 
         lines=quoted,
         lines_left_out=len(page.lines) - len(quoted),
         links=_links(quoted, several),
-        places=[(_anchor(e), _place(e, several), e.text) for e in quoted],
+        rows=_rows(quoted, page.around, several),
         names=[_path(item.path) for item in page.inputs],
         next_chart=lambda: next(numbers),
         ids=_ids(),
@@ -286,6 +321,21 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return clean(value, LONGEST_TEXT)
     return value
+
+
+_FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+
+
+def _with_flags(value: str) -> Any:
+    """A text in which no flag is broken at one of its dashes. Everything in it is escaped."""
+    from markupsafe import Markup, escape
+
+    text = clean(value, LONGEST_TEXT)
+    ends = [0, *(at for found in _FLAG.finditer(text) for at in found.span()), len(text)]
+    pieces = [escape(text[start:end]) for start, end in itertools.pairwise(ends)]
+    return Markup("").join(
+        Markup('<span class="flag">{}</span>').format(piece) if i % 2 else piece for i, piece in enumerate(pieces)
+    )
 
 
 def _path(path: str) -> str:
@@ -308,8 +358,23 @@ def _anchor(evidence: Evidence) -> str:
     return f"line-{evidence.input + 1}-{evidence.line}"
 
 
-def _place(evidence: Evidence, several: bool) -> str:
+def _place(evidence: Evidence | Neighbour, several: bool) -> str:
     return f"{evidence.input + 1}:{evidence.line}" if several else str(evidence.line)
+
+
+def _rows(quoted: Sequence[Evidence], around: Sequence[Neighbour], several: bool) -> list[Row]:
+    """The quoted lines with those beside them, in the order of the inputs."""
+    mine = {(e.input, e.line): e for e in quoted}
+    near = {(i, line + d) for i, line in mine for d in range(-LINES_AROUND, LINES_AROUND + 1)}
+    beside = {(a.input, a.line): a for a in around if (a.input, a.line) in near}
+    rows: list[Row] = []
+    before: tuple[int, int] | None = None
+    for key in sorted({*mine, *beside}):
+        one = mine.get(key) or beside[key]
+        gap = before is not None and bool(around) and key != (before[0], before[1] + 1)
+        rows.append(Row(_anchor(mine[key]) if key in mine else None, _place(one, several), one.text, gap))
+        before = key
+    return rows
 
 
 def _links(quoted: Sequence[Evidence], several: bool) -> Callable[[Sequence[Evidence]], list[tuple[str, str | None]]]:

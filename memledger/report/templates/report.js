@@ -7,7 +7,7 @@
     cuda_graphs: "#2d8a57", activations: "#7d63c9", non_torch: "#857532", workspace: "#a37a1f", communication: "#1a8790",
     request_tables: "#b35a6b", in_use_at_start: "#77777f", cuda_context: "#66788a", other_processes: "#a14d3a",
     driver_reserved: "#777069", server_processes: "#3b76c4", page_cache: "#8a7a5c", allocator_slack: "#94735a",
-    released: "#4f8585", reserve: "#74838f", unexplained: "#d3322f", holder: "#3b76c4",
+    released: "#4f8585", reserve: "#74838f", unexplained: "#d3322f", holder: "#3b76c4", kv_window: "#1a8790", running: "#3b76c4", queued: "#d3322f",
   };
   const MORE = ["#3b76c4", "#c2631c", "#ad4596", "#2d8a57", "#7d63c9", "#857532", "#1a8790", "#b35a6b", "#a14d3a", "#66788a"];
 
@@ -114,14 +114,19 @@
       increasing: { marker: { color: look.rise } }, decreasing: { marker: { color: look.fall } }, totals: { marker: { color: look.level } },
     };
     const values = columns.map((c) => c.value);
+    // A falling column's figure may stand below it: there it needs room, or it would stand on the names.
+    const levels = columns.reduce((all, c) => [...all, c.level ? c.value : (all[all.length - 1] || 0) + c.value], []);
+    const span = Math.max(...levels, 0) - Math.min(...levels, 0) || 1;
+    const room = [Math.min(...levels, 0) - 0.1 * span, Math.max(...levels, 0) + 0.07 * span];
+    const low = columns.some((c, i) => !c.level && c.value < 0 && levels[i] < Math.min(...levels, 0) + 0.1 * span);
     const labelled = { tickmode: "array", tickvals: at, ticktext: names, showgrid: false, zeroline: false };
     const unit = { title: { text: plain(chart.unit), font: { color: look.soft, size: 12 }, standoff: 4 } };
     return {
       data: [flat ? { ...trace, x: at, y: values } : { ...trace, y: at, x: values }],
       layout: layout(look, width, {
-        height: flat ? 340 : 60 + columns.length * 44, margin: { l: 8, r: 24, t: 24, b: 40 },
+        height: flat ? 340 : 60 + columns.length * Math.max(44, 16 + 18 * Math.max(...names.map((name) => name.split("<br>").length))), margin: { l: 8, r: 24, t: 24, b: 40 },
         xaxis: flat ? axis(look, { ...labelled, tickangle: 0 }) : axis(look, unit),
-        yaxis: flat ? axis(look, unit) : axis(look, { ...labelled, autorange: "reversed" }),
+        yaxis: flat ? axis(look, low ? { ...unit, range: room } : unit) : axis(look, { ...labelled, autorange: "reversed" }),
       }),
     };
   };
@@ -148,7 +153,42 @@
     };
   };
 
-  const KINDS = { stack, tree, waterfall, uses };
+  const DASHES = { kv_cache: "solid", kv_window: "dot", recurrent_state: "dash", running: "solid", queued: "dot" };
+  const timeline = (chart, look, width) => {
+    const wide = width > 560;
+    const hover = chart.hover.map((text) => fold(text, wide ? 70 : 38));
+    const mode = chart.places.length <= 60 ? "lines+markers" : "lines";
+    const curve = (one, pane) => ({
+      type: "scatter", mode, name: plain(one.name), x: chart.places, connectgaps: true, xaxis: "x", yaxis: pane ? "y2" : "y",
+      y: one.values.map((v) => (v === null || pane ? v : v * 100)), hovertext: hover, hoverinfo: "text",
+      line: { color: colour(one.colour, look), width: 2, dash: DASHES[one.colour] || "solid" }, marker: { size: 5 },
+    });
+    const most = (curves) => Math.max(0, ...curves.flatMap((one) => one.values.map((v) => v || 0)));
+    const both = chart.shares.length > 0 && chart.counts.length > 0;
+    const body = both ? 360 : 220;
+    const legendRows = Math.ceil((chart.shares.length + chart.counts.length) / Math.max(1, Math.floor(width / 190)));
+    const more = {};
+    if (chart.shares.length) {
+      more.yaxis = axis(look, { domain: both ? [0.46, 1] : [0, 1], range: [0, Math.max(1, most(chart.shares)) * 104], ticksuffix: " %", nticks: 6,
+        title: { text: "of what was reserved", font: { color: look.soft, size: 12 }, standoff: 6 } });
+    }
+    if (chart.counts.length) {
+      more.yaxis2 = axis(look, { domain: both ? [0, 0.38] : [0, 1], range: [0, Math.max(1, most(chart.counts)) * 1.08], nticks: 5, tickformat: ",d", anchor: "x",
+        title: { text: "requests", font: { color: look.soft, size: 12 }, standoff: 6 } });
+    }
+    return {
+      data: [...chart.shares.map((one) => curve(one, 0)), ...chart.counts.map((one) => curve(one, 1))],
+      layout: layout(look, width, {
+        height: body + 60 + legendRows * 24, showlegend: true, margin: { l: 8, r: 16, t: 8, b: 60 + legendRows * 24 }, hovermode: "closest",
+        legend: { orientation: "h", x: 0, xanchor: "left", y: -50 / body, yanchor: "top", font: { size: 12 }, itemclick: false, itemdoubleclick: false },
+        xaxis: axis(look, { anchor: chart.counts.length ? "y2" : "y", title: { text: plain(chart.unit), font: { color: look.soft, size: 12 }, standoff: 4 }, zeroline: false }),
+        shapes: chart.shares.length ? [{ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y", y0: 100, y1: 100, line: { color: look.soft, width: 1, dash: "dash" } }] : [],
+        ...more,
+      }),
+    };
+  };
+
+  const KINDS = { stack, tree, waterfall, uses, timeline };
   const draw = (fixed) => {
     const look = theme();
     return Promise.all(places.map((place) => {
