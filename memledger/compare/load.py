@@ -10,14 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from memledger import pipeline
+from memledger import foreign, pipeline
 from memledger.grammar import RuleSet
 from memledger.ledger import Report
 
 LARGEST_JSON: Final = 256 * 2**20
 """Bytes: no report is larger; what is, is read as a log."""
-LARGEST_FIGURE: Final = 2**63
-"""Bytes, tokens or anything else: no figure of a report comes near."""
 HEAD: Final = 64
 """Bytes at the beginning of a file by which its kind is told."""
 _OTHER_KEYS: Final = {"plan": "a plan", "comparison": "a comparison", "incidents": "a report of `memledger oom`"}
@@ -80,20 +78,15 @@ def _report(document: dict[str, Any]) -> Report:
     for key, what in _OTHER_KEYS.items():
         if key in document:
             raise NotAReportError(f"it is {what}, not a report of `memledger explain --format json`")
-    if _beyond_any_machine(document):
-        raise NotAReportError("a figure in it is larger than any machine's memory: it was changed or damaged")
     try:
-        return msgspec.convert(document, Report)
+        report = msgspec.convert(document, Report)
     except msgspec.ValidationError as error:
-        raise NotAReportError(f"it is not a report of `memledger explain --format json`: {error}") from None
-
-
-def _beyond_any_machine(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_beyond_any_machine, value.values()))
-    if isinstance(value, list):
-        return any(map(_beyond_any_machine, value))
-    return isinstance(value, (int, float)) and abs(value) >= LARGEST_FIGURE
+        raise NotAReportError(
+            foreign.problem(document, None) or f"it is not a report of `memledger explain --format json`: {error}"
+        ) from None
+    if (why := foreign.problem(document, report)) is not None:
+        raise NotAReportError(why)
+    return report
 
 
 def _snapshot(path: str) -> Report:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from memledger import foreign
 from memledger.atomic import write_bytes
 from memledger.ledger import Report
 from memledger.live.sample import Sample
@@ -87,7 +88,8 @@ def read(path: str) -> Snapshot:
         if file.stat().st_size > LARGEST:
             raise SnapshotError(f"{shown}: larger than any snapshot ({LARGEST >> 20} MiB)")
         # It may be somebody else's file: no text of it is shown as it stands.
-        snapshot = msgspec.convert(_masked(msgspec.json.decode(file.read_bytes())), Snapshot)
+        document = _masked(msgspec.json.decode(file.read_bytes()))
+        snapshot = msgspec.convert(document, Snapshot)
     except OSError as error:
         raise SnapshotError(f"{shown}: can't be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -98,4 +100,6 @@ def read(path: str) -> Snapshot:
         raise SnapshotError(
             f"{shown}: a snapshot of another version ({clean(snapshot.schema_, 60)}); this memledger reads {SCHEMA}"
         )
+    if (why := foreign.problem(document, snapshot.report)) is not None:
+        raise SnapshotError(f"{shown}: a snapshot that can't be shown: {why}")
     return snapshot

@@ -10,6 +10,7 @@ top of the repository (not under version control). `merge.py` keeps of it what r
 
 from __future__ import annotations
 
+import random
 import re
 import resource
 import sys
@@ -35,9 +36,10 @@ def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in targets.TARGETS:
         sys.exit(f"usage: run.py {'|'.join(targets.TARGETS)} [libFuzzer's arguments]")
     name, given = sys.argv[1], sys.argv[2:]
-    # What a hostile pickle asks for is refused here too.
-    resource.setrlimit(resource.RLIMIT_AS, (4 * MEMORY_MIB * 2**20,) * 2)
-    atheris.Setup([sys.argv[0], *options(name, given), *given], targets.TARGETS[name])
+    # What a hostile pickle asks for is refused here as in the program.
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20,) * 2)
+    how = {"custom_mutator": _mutate_json} if name in targets.JSON_TARGETS else {}
+    atheris.Setup([sys.argv[0], *options(name, given), *given], targets.TARGETS[name], **how)
     atheris.Fuzz()
 
 
@@ -63,6 +65,14 @@ def options(name: str, given: list[str]) -> list[str]:
         dictionary.write_text(words)
         chosen.append(f"-dict={dictionary}")
     return [*chosen, f"-artifact_prefix={found}/", *folders]
+
+
+def _mutate_json(data: bytes, most: int, seed: int) -> bytes:
+    """A value of the document put in place of another: bytes turned over would break its form nearly always."""
+    draw = random.Random(seed)
+    if draw.random() < 0.1:
+        return atheris.Mutate(data, most)
+    return targets.mutated_json(data, draw)[:most]
 
 
 def _escaped(word: bytes) -> str:

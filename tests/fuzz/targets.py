@@ -7,10 +7,12 @@ acts on a terminal or hides text. `run.py` puts atheris before them; `tests/test
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import json
 import pickle
+import random
 import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -239,6 +241,8 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "rules": rule_file,
 }
 
+JSON_TARGETS: Final = ("snapshot", "config")
+
 
 # ------------------------------------------------------------------------------------------------------------- beginnings
 
@@ -363,3 +367,47 @@ _ANSWERS: Final = (
     b'{"version": "0.5.18", "model_path": "/m", "internal_states": [{"memory_usage": {"kvcache": 1.5}, "max_running_requests": 8}]}',
     b'{"loads": [{"dp_rank": 0, "num_running_reqs": 1, "token_usage": 0.5, "max_total_num_tokens": 1000}], "version": "0.32.0"}',
 )
+
+
+# -------------------------------------------------------------------------------------------------------------- mutations
+
+_ODD: Final = (
+    None, True, False, 0, 1, -1, 7, 2**31, 2**63, -(2**63), 2**64, 10**30, 0.0, -0.5, 1.5, 1e308, "", "x", "0", "None", "\u202e",
+    "\x1b[2J", "api_key=abcdefgh", "weights/model", "free", "host/x", "a" * 5000, [], [[]], [None], {}, {"": None}, {"x": {"y": []}},
+)  # fmt: skip
+
+
+def mutated_json(data: bytes, draw: random.Random) -> bytes:
+    """The document with one to four of its values replaced, removed, doubled, or moved."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = {}
+    for _ in range(draw.randint(1, 4)):
+        places = list(_places(document))
+        if not places:
+            break
+        holder, key = draw.choice(places)
+        how = draw.random()
+        if how < 0.5:
+            holder[key] = copy.deepcopy(draw.choice(_ODD))
+        elif how < 0.65:
+            del holder[key]
+        elif how < 0.8:
+            other, place = draw.choice(places)
+            holder[key] = copy.deepcopy(other[place])
+        elif isinstance(holder, list):
+            holder.insert(key, copy.deepcopy(holder[key]))
+        else:
+            holder[draw.choice(("", "rows", "stage", "account", "modelled", "quantization_config", "layer_types"))] = (
+                holder[key]
+            )
+    return json.dumps(document).encode()
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a document that holds a value: (what holds it, its key or index)."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield value, key
+        yield from _places(value[key])
