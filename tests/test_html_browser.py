@@ -60,8 +60,11 @@ OVERLAPPING = """Array.from(document.querySelectorAll('.chart')).flatMap(chart =
 })"""
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-@pytest.mark.parametrize("name", PAGES)
+LOOKS = [(name, 390, True) for name in PAGES]
+LOOKS += [(name, 1280, False) for name in ("demo", "vllm-0.31-tp2", "compare-capped", "oom-vllm-prefill", "plan")]
+
+
+@pytest.mark.parametrize(("name", "width", "dark"), LOOKS)
 def test_it_draws_every_chart_asks_for_nothing_fits_the_window_and_is_accessible(browser, pages, name, width, dark):
     page = pages(name)
     browser.open(page, width=width, dark=dark)
@@ -82,12 +85,12 @@ def test_it_draws_every_chart_asks_for_nothing_fits_the_window_and_is_accessible
 
 
 def axe():
-    """The text of axe-core: of the file that MEMLEDGER_AXE names, else of the package axe-core-python."""
+    """The text of axe-core: of the file that MEMLEDGER_AXE names, else of a package that holds it."""
     if named := os.environ.get("MEMLEDGER_AXE"):
         return Path(named).read_text(encoding="utf-8")
-    found = importlib.util.find_spec("axe_core_python")
+    found = importlib.util.find_spec("axe_playwright_python")
     if found is None:
-        pytest.skip("axe-core is not installed: pip install axe-core-python")
+        pytest.skip("axe-core is not installed: pip install --no-deps axe-playwright-python")
     return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
