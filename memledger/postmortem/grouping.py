@@ -171,7 +171,9 @@ def _foreign(server: Server, symptom: Symptom) -> bool:
     if (prefix.process or "").startswith("EngineCore"):
         ids = {engine.pid for engine in server.engines if engine.dp == named.get("dp", 0)}
     elif named:
-        ids = {r.pid for r in server.ranks if all(getattr(r, name) == value for name, value in named.items())}
+        # A process that printed no figure of the start may be the failing one itself.
+        ledgers = [rank for rank in server.ranks if rank.entries or rank.stages]
+        ids = {rank.pid for rank in ledgers if all(getattr(rank, name) == value for name, value in named.items())}
     else:
         return False
     ids.discard(None)
@@ -238,9 +240,7 @@ def _explains(cause: Symptom, symptom: Symptom) -> bool:
     if _tied(cause, symptom):
         return True
     if symptom.kind == "allocator_retry":
-        return (
-            cause.kind in _OF_THE_DEVICE and _same_total(cause, symptom) is True and _asked_alike(cause, symptom)
-        )
+        return cause.kind in _OF_THE_DEVICE and _same_total(cause, symptom) is True and _asked_alike(cause, symptom)
     if symptom.kind == "memory_summary" and cause.kind in _OF_THE_DEVICE:
         mine, its = (s.amounts.get("torch_allocated_bytes") for s in (symptom, cause))
         return mine is None or its is None or abs(mine.bytes - its.bytes) <= SAME_STATE * max(mine.bytes, its.bytes)

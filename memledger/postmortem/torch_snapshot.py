@@ -8,6 +8,7 @@ comes back. Layout: torch/csrc/cuda/memory_snapshot.cpp and torch/cuda/_memory_v
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Final
 import msgspec
 
 import memledger
+from memledger.opening import open_file
 from memledger.sanitize import clean
 
 LARGEST_FILE: Final = 2 * 2**30
@@ -117,8 +119,8 @@ def read(path: Path) -> TorchSnapshot:
     try:
         if not path.is_file():
             raise SnapshotPickleError(f"{shown}: {'not a regular file' if path.exists() else 'there is no such file'}")
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             head = file.read(8)
     except OSError as error:
         raise SnapshotPickleError(f"{shown}: {error.strerror or error}") from error
@@ -146,7 +148,7 @@ def _answer(path: Path, shown: str, size: int) -> TorchSnapshot:
         str(SECONDS),
     ]
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             done = subprocess.run(command, stdin=file, capture_output=True, check=False, timeout=SECONDS * 3)
     except subprocess.TimeoutExpired:
         raise SnapshotPickleError(f"{shown}: it takes longer to load than a snapshot of its size should") from None
