@@ -127,6 +127,7 @@ def read(
     ended: Callable[[], bool] = never,
     tap: Callable[[Event], None] | None = None,
     cores: int | None = 1,
+    opens: Callable[[str], OpenInput] | None = None,
 ) -> Reading:
     """The report on every input that can be read, with what is wrong with the others.
 
@@ -139,10 +140,11 @@ def read(
         ended: whether to stop reading (with `on_idle`): what was read until then is reported.
         tap: shown every event of every input, in order, also those that are no server's (`memledger.postmortem.facts`).
         cores: how many processes may read (what is read is the same); None: as many as this process has cores.
+        opens: opens an input by its name, where that is no file of this machine; may raise `InputError`.
     """
     problems: list[str] = []
     heads: list[bytes] = []
-    report = _read(paths, rules, problems, heads, progress, on_idle, ended, tap, cores)
+    report = _read(paths, rules, problems, heads, progress, on_idle, ended, tap, cores, opens)
     return Reading(report, tuple(problems), tuple(heads))
 
 
@@ -156,6 +158,7 @@ def _read(
     ended: Callable[[], bool] = never,
     tap: Callable[[Event], None] | None = None,
     cores: int | None = 1,
+    opens: Callable[[str], OpenInput] | None = None,
 ) -> Report:
     scanner = Scanner(rules or load_rules())
     servers: list[Server] = []
@@ -164,7 +167,10 @@ def _read(
     for path in _each_once(paths):
         router = Router()
         try:
-            source = open_input(path, follow=on_idle is not None, progress=progress, ended=ended)
+            if opens is not None:
+                source = opens(path)
+            else:
+                source = open_input(path, follow=on_idle is not None, progress=progress, ended=ended)
         except InputError as error:
             if problems is None:
                 raise
@@ -204,6 +210,7 @@ def _ahead(source: OpenInput, scanner: Scanner, cores: int | None) -> contextlib
         source.size,
         BLOCK_BYTES,
         scanner.matcher,
+        scanner.thinner,
         newlines.counter(),
         helpers=(cores or usable_cores()) - 1,
         longest=scanner.longest_literal,

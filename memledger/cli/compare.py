@@ -212,6 +212,7 @@ def _compared(
 def _completed(path: str, loaded: Loaded, options: dict[str, Any]) -> tuple[Report, int]:
     """The report with the card and the model's figures, and 3 or 4 where there is nothing to compare in it."""
     from memledger.cli import reading
+    from memledger.conclude import complete
 
     got = loaded.reading
     for problem in got.problems:
@@ -233,7 +234,7 @@ def _completed(path: str, loaded: Loaded, options: dict[str, Any]) -> tuple[Repo
     if loaded.decoded:
         report = _whole(report)
     return (
-        reading.complete(report, options["gpu_total"], options["model_config"], look_here=not options["no_live"]),
+        complete(report, options["gpu_total"], options["model_config"], look_here=not options["no_live"]),
         app.DONE,
     )
 

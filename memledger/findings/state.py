@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import msgspec
+
 from memledger import words as n
 from memledger.findings import predicted
 from memledger.findings.figures import (
@@ -25,7 +27,7 @@ from memledger.findings.figures import (
     whole,
 )
 from memledger.findings.slots import PerRequest, slots_per_request
-from memledger.ledger import Effect, Entry, Evidence, Finding, Rank, Remedy, Server, Severity
+from memledger.ledger import Effect, Entry, Evidence, Finding, Rank, Remedy, Server, Severity, Usage
 
 FULL: Final = 0.95
 """State usage from which the slots count as used up."""
@@ -48,7 +50,7 @@ def idle_slots(server: Server, _: Context = NO_CONTEXT) -> Finding | None:
     known = slots_per_request(server, rank.capacity)
     per_request = known.certain
     slot_bytes = _bytes_per_slot(rank)
-    most_held = _most_slots_held(server, slots)
+    most_held = _most_slots_held(server.usage, slots)
     if per_request is None:
         return _idle_unknown_share(server, rank, known, slots, slot_bytes, most_held)
     needed = max(per_request * running, most_held or 0)
@@ -272,14 +274,39 @@ def _slot_words(rank: Rank) -> str:
     return n.quotient(_bytes_per_slot(rank), tolerance, 1)
 
 
-def _most_slots_held(server: Server, slots: int) -> int | None:
+def _most_slots_held(usage: Usage, slots: int) -> int | None:
     """Most slots held at once (by running requests and locked cached states), from usage lines."""
-    if server.usage.peak_state_slots is not None:
-        return server.usage.peak_state_slots
-    if server.usage.peak_state_usage is not None:
+    if usage.peak_state_slots is not None:
+        return usage.peak_state_slots
+    if usage.peak_state_usage is not None:
         # Printed with two decimals: the largest count that rounds to it.
-        return min(slots, math.ceil((server.usage.peak_state_usage + 0.005) * slots))
+        return min(slots, math.ceil((usage.peak_state_usage + 0.005) * slots))
     return None
+
+
+class SlotUse(msgspec.Struct, frozen=True):
+    """Slots of one rank, and the most that its workload needed at once, by usage lines; a slot's size in bytes."""
+
+    slots: int
+    needed: int
+    slot_bytes: int
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the slots that were never needed."""
+        return max(0, self.slots - self.needed) * self.slot_bytes
+
+
+def slot_use(server: Server, rank: Rank, usage: Usage) -> SlotUse | None:
+    """What ML101 judges, for any rank and the usage of its engine; None where a figure of it is not in the log."""
+    slots = rank.capacity.state_slots
+    if server.framework != "sglang" or not slots or not _slot_entries(rank) or not usage.peak_running_requests:
+        return None
+    most_held = _most_slots_held(usage, slots)
+    per_request = slots_per_request(server, rank.capacity).certain
+    by_requests = per_request * usage.peak_running_requests if per_request is not None else None
+    known = [figure for figure in (most_held, by_requests) if figure is not None]
+    return SlotUse(slots, min(slots, max(known)), _bytes_per_slot(rank)) if known else None
 
 
 def _held_words(most_held: int | None, needed: int) -> str:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from memledger import pipeline
-from memledger.cli import reading
+from memledger.conclude import complete
 from memledger.findings import live as live_findings
 from memledger.grammar import GrammarError, RuleSet, load_rules, parsers_folder
 from memledger.ledger import Report, Source
@@ -101,7 +101,7 @@ def _no_number(name: str) -> float:
 def scan(data: bytes) -> None:
     """A log: any encoding, compressed or not."""
     got = pipeline.read([str(file(data))], rules())
-    check_report(reading.complete(got.report, None))
+    check_report(complete(got.report, None))
 
 
 def blocks(data: bytes) -> None:
@@ -146,7 +146,7 @@ def _log_report() -> Report:
     log = parsers_folder().parent / "fixtures" / "demo"
     found = sorted(log.glob("*.log"))
     report = pipeline.explain([str(found[0])], rules()) if found else Report("0", (), (Source("log", "ok"),), ())
-    return reading.complete(report, None)
+    return complete(report, None)
 
 
 def snapshot_file(data: bytes) -> None:
