@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,12 +47,12 @@ def cached(kind: str, key: str, make: Callable[[], bytes]) -> bytes:
     place = folder()
     if place is None:
         return make()
-    path = place / f"{kind}-{key}"
-    found = _read(path)
+    name = f"{kind}-{key}"
+    found = _read(place, name)
     if found is not None:
         return found
     made = make()
-    _write(place, path, made)
+    _write(place, name, made)
     return made
 
 
@@ -76,28 +76,25 @@ def is_trusted(place: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and _is_ours(status)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(place: Path, name: str) -> bytes | None:
     """The file's content, if it is whole and only we can have written it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        status = os.fstat(descriptor)
-        folder = path.parent.lstat()
-        if (
-            not stat.S_ISREG(status.st_mode)
-            or not _is_ours(status)
-            or not stat.S_ISDIR(folder.st_mode)
-            or not _is_ours(folder)
-        ):
+        if not _is_ours(os.fstat(folder)):
             return None
-        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+        with os.fdopen(descriptor, "rb") as stream:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not _is_ours(status):
+                return None
             data = stream.read()
     except OSError:
         return None
     finally:
-        os.close(descriptor)
+        os.close(folder)
     digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     return content if _digest(content) == digest else None
 
@@ -106,24 +103,38 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & _GROUP_OR_WORLD_WRITABLE
 
 
-def _write(folder: Path, path: Path, content: bytes) -> None:
-    """Leave the content for the next start; nothing is said where that can't be done."""
+def _write(place: Path, name: str, content: bytes) -> None:
+    """Leave the content for the next start; nothing is said where that can't be done.
+
+    Everything is done in the folder that was looked at, by its descriptor: by name, who owns the folder above could put
+    a link to any other folder in its place.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(folder.lstat()):
-            return
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(_digest(content) + content)
-        unfinished.replace(path)
-        _forget_old(folder.iterdir())
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
+    try:
+        if _is_ours(os.fstat(folder)):
+            _leave(folder, name, content)
+            _forget_old(folder)
+    except OSError:
+        return
+    finally:
+        os.close(folder)
 
 
-def _forget_old(files: Iterable[Path]) -> None:
+def _leave(folder: int, name: str, content: bytes) -> None:
+    unfinished = f"{name}.{os.getpid()}"
+    how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(unfinished, how, 0o600, dir_fd=folder), "wb") as stream:
+        stream.write(_digest(content) + content)
+    os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _forget_old(folder: int) -> None:
     """Keep the newest files only: each version of the program and each rule file of the user's leaves one."""
-    dated = sorted(((f.lstat().st_mtime, f) for f in files), reverse=True)
-    for _, file in dated[MOST_FILES:]:
-        file.unlink()
+    with os.scandir(folder) as entries:
+        files = [(e.stat(follow_symlinks=False).st_mtime, e.name) for e in entries if e.is_file(follow_symlinks=False)]
+    for _, name in sorted(files, reverse=True)[MOST_FILES:]:
+        os.unlink(name, dir_fd=folder)

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from memledger import __version__
+from memledger import __version__, opening
 from memledger.cache import cached, key_of
 from memledger.units import UNIT_BYTES, Amount, parse_amount
 
@@ -26,6 +26,9 @@ Value = str | int | float | bool | Amount | tuple[Any, ...] | None
 
 MATCH_TIMEOUT_SECONDS: Final = 1.0
 """No single pattern may run longer on one line; a line that does is reported as not understood."""
+
+LARGEST_RULE_FILE: Final = 4 * 2**20
+"""Bytes; the bundled files together have a tenth of that."""
 
 LONGEST_PLAIN: Final = 2000
 """Longer lines are matched by `regex`, with a timeout."""
@@ -246,9 +249,13 @@ def read_rule_file(path: Path) -> RuleFile:
     else:
         import tomli as tomllib
     try:
-        with path.open("rb") as stream:
-            raw = tomllib.load(stream)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = opening.read_file(path, LARGEST_RULE_FILE)
+        if data is None:
+            raise GrammarError(f"{path}: larger than {LARGEST_RULE_FILE >> 20} MiB: this is no rule file")
+        raw = tomllib.loads(data.decode())
+    except OSError as error:
+        raise GrammarError(f"{path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise GrammarError(f"{path}: {error}") from error
     except RecursionError as error:
         raise GrammarError(f"{path}: nested too deep for a rule file") from error

@@ -76,11 +76,13 @@ def _is_snapshot(files: Sequence[str]) -> bool:
     """Whether the one input is a snapshot, by its first bytes. A pipe is left alone: what is read of it is gone."""
     if len(files) != 1 or files[0] == "-":
         return False
+    from memledger.opening import open_file
+
     path = Path(files[0])
     try:
         if not path.is_file():
             return False
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(64)
     except (OSError, ValueError):
         return False

@@ -162,6 +162,7 @@ def _collect(target: Path, files: Sequence[str], format_: str, *, look_here: boo
 
 def _told_apart(files: Sequence[str], pickles: Sequence[Path]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """The logs, and the files that begin as a pickle does."""
+    from memledger.opening import open_file
     from memledger.postmortem.torch_snapshot import looks_like_pickle
 
     def is_pickle(name: str) -> bool:
@@ -169,7 +170,7 @@ def _told_apart(files: Sequence[str], pickles: Sequence[Path]) -> tuple[tuple[st
         try:
             if name == "-" or not path.is_file():
                 return False
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 return looks_like_pickle(file.read(2))
         except (OSError, ValueError):
             return False  # what can't be opened is said where it is read

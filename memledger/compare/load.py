@@ -13,6 +13,7 @@ import msgspec
 from memledger import foreign, pipeline
 from memledger.grammar import RuleSet
 from memledger.ledger import Report
+from memledger.opening import open_file
 
 LARGEST_JSON: Final = 256 * 2**20
 """Bytes: no report is larger; what is, is read as a log."""
@@ -109,7 +110,7 @@ def _beginning_with_brace(path: str) -> bytes | None:
     try:
         if path == "-" or not file.is_file() or file.stat().st_size > LARGEST_JSON:
             return None
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             head = stream.read(HEAD)
             if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
                 return None

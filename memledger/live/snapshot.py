@@ -11,6 +11,7 @@ from memledger import foreign
 from memledger.atomic import write_bytes
 from memledger.ledger import Report
 from memledger.live.sample import Sample
+from memledger.opening import read_file
 from memledger.sanitize import clean
 
 SCHEMA: Final = "memledger-snapshot/1"
@@ -84,11 +85,11 @@ def read(path: str) -> Snapshot:
     """
     shown = clean(path)
     try:
-        file = Path(path)
-        if file.stat().st_size > LARGEST:
+        data = read_file(path, LARGEST)
+        if data is None:
             raise SnapshotError(f"{shown}: larger than any snapshot ({LARGEST >> 20} MiB)")
         # It may be somebody else's file: no text of it is shown as it stands.
-        document = _masked(msgspec.json.decode(file.read_bytes()))
+        document = _masked(msgspec.json.decode(data))
         snapshot = msgspec.convert(document, Snapshot)
     except OSError as error:
         raise SnapshotError(f"{shown}: can't be read: {error.strerror or error}") from error

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from memledger import opening
 from memledger.ledger import NO_MODEL
 from memledger.model.architecture import Architecture, NotModelledError
 from memledger.model.config import language_part, read_config
@@ -83,12 +84,11 @@ def _read_json(file: Path, shown: str) -> Mapping[str, Any]:
     try:
         if not file.is_file():
             raise ModelConfigError(f"{shown}: {_why_no_file(file)}")
-        with file.open("rb") as stream:
-            data = stream.read(LARGEST_CONFIG + 1)
+        data = opening.read_file(file, LARGEST_CONFIG)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise error if isinstance(error, ModelConfigError) else ModelConfigError(f"{shown}: {reason}") from error
-    if len(data) > LARGEST_CONFIG:
+    if data is None:
         raise ModelConfigError(f"{shown}: larger than {LARGEST_CONFIG // 2**20} MiB, so not a model's config.json")
     try:
         found = json.loads(data)
@@ -225,7 +225,7 @@ def _main(folder: Path) -> str | None:
     file = folder / "refs" / "main"
     if not file.is_file():
         return None
-    with file.open("rb") as stream:
+    with opening.open_file(file) as stream:
         return stream.read(100).decode("ascii", "replace").strip()
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from memledger.opening import descriptor_of
+
 WAIT_SECONDS: Final = 0.25
 
 
@@ -108,6 +110,6 @@ def _successor(path: Path, descriptor: int) -> int | None:
         here = os.fstat(descriptor)
         if (now.st_ino, now.st_dev) == (here.st_ino, here.st_dev):
             return None
-        return os.open(path, os.O_RDONLY)
+        return descriptor_of(path)
     except OSError:
         return None
