@@ -83,6 +83,7 @@ class Grouped:
                 self._add(root, start, went_on=not found_here)
         self.groups = _merged(self.groups, report.servers)
         self._beside = self._shared(found)
+        self._leave_the_dead(report)
 
     def beside(self, group: Group) -> tuple[Symptom, ...]:
         """Every symptom that stands beside a failure and beside no other one, in order; its own roots included."""
@@ -99,6 +100,18 @@ class Grouped:
                 group.roots.append(root)
                 return
         self.groups.append(Group(start, [root], went_on))
+
+    def _leave_the_dead(self, report: Report) -> None:
+        """A start that has ended fails no more: what stands behind its end, and is of none of its processes, is of none."""
+        ended: set[tuple[int, int | None]] = set()
+        for group in sorted(self.groups, key=lambda g: (g.roots[0].input, g.roots[0].line)):
+            key = (group.roots[0].input, group.server)
+            if group.server is not None and key in ended:
+                pids = host.pids_of(report.servers[group.server])
+                if group.first.prefix.pid not in pids and group.first.counts.get("pid") not in pids:
+                    group.server = None
+            elif any(s.role == "consequence" for s in self.beside(group)):
+                ended.add(key)
 
     def _shared(self, found: Sequence[Symptom]) -> dict[int, list[Symptom]]:
         """Which symptoms each group is given."""
