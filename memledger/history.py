@@ -19,7 +19,7 @@ from memledger.grammar import RuleSet
 from memledger.ledger import Report, Server
 from memledger.scan import Scanner
 from memledger.sources import InputError, open_input
-from memledger.usage import Shape, UsageLines
+from memledger.usage import UsageLines
 from memledger.words import seconds_between
 
 MOST_STRETCHES: Final = 400
@@ -124,22 +124,25 @@ class _Stretches(UsageLines):
         yield from super().raised()
 
 
-class _ByStretches(Scanner):
-    def __init__(self, rules: RuleSet) -> None:
+class _EveryLine(UsageLines):
+    """Usage lines of which each is told."""
+
+    def raised(self) -> Iterator[tuple[int, bytes]]:
+        every = {at: line for shape in self.pending for at, line in zip(shape.offsets, shape.lines, strict=True)}
+        every.update(super().raised())
+        self.newest_told = self.newest_told or bool(every)
+        yield from sorted(every.items())
+
+
+class _Again(Scanner):
+    def __init__(self, rules: RuleSet, usage: UsageLines) -> None:
         super().__init__(rules)
-        self._usage = _Stretches()
-
-
-class _EveryLine(Scanner):
-    def _remember(self, line: bytes, shape: Shape) -> None:
-        # A shape that is not known is read, so every line of it is.
-        if shape.columns is None:
-            super()._remember(line, shape)
+        self._usage = usage
 
 
 def _serving(report: Report, index: int, rules: RuleSet) -> Iterator[Event]:
     size = report.inputs[index].bytes
-    scanner = _EveryLine(rules) if size <= READ_LINE_BY_LINE else _ByStretches(rules)
+    scanner = _Again(rules, _EveryLine() if size <= READ_LINE_BY_LINE else _Stretches())
     try:
         with open_input(report.inputs[index].path) as source:
             for event in scanner.events(_stretches(source.blocks(), size // MOST_STRETCHES + 1), index):

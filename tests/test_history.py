@@ -82,6 +82,13 @@ def test_a_burst_of_one_line_among_a_hundred_thousand_is_there(tmp_path, rules):
     assert (31_111, 50) in at
 
 
+def test_of_a_small_log_every_serving_line_is_there(tmp_path, rules):
+    log = tmp_path / "small.log"
+    log.write_text(START + "".join(decode(i, 30 - i, 0.3) for i in range(30)))
+    _, found = looked(log, rules)
+    assert [s.running for s in found.tracks[0][0].samples] == list(range(30, 0, -1))
+
+
 def test_times_that_go_back_are_no_axis(tmp_path, rules):
     log = tmp_path / "a.log"
     log.write_text(START + decode(10, 1, 0.1) + decode(5, 2, 0.2) + decode(20, 3, 0.3))
