@@ -18,7 +18,7 @@ from sample_reports import at, dense, dense_rank, gib, hybrid, rank, report
 from memledger.around import Neighbour
 from memledger.cli import app
 from memledger.grammar import load_rules
-from memledger.history import History, look_again
+from memledger.history import History, Sample, Track, look_again
 from memledger.ledger import Evidence, Input, entry
 from memledger.pipeline import explain
 from memledger.report import html, html_charts, html_page, html_time
@@ -240,6 +240,13 @@ class TestOverTime:
         (figure,) = self.figures("demo")
         assert [c.name for c in figure.chart.shares] == ["KV cache (of 20.16 GiB)", "recurrent state (of 17.92 GiB)"]
         assert max(v for v in figure.chart.shares[1].values if v is not None) == 0.12
+
+    def test_over_a_silence_no_line_is_drawn(self):
+        seconds = (*map(float, range(50)), 5000.0, 5001.0)
+        samples = tuple(Sample(0, i, None, running=1) for i in range(52))
+        (figure,) = html_time.over_time(dense(), (), [Track("", samples, seconds)])
+        assert figure.chart.breaks == (50,)
+        assert self.figures("vllm-0.31-tp2")[0].chart.breaks == ()
 
     def test_the_table_holds_the_largest_of_each_stretch(self):
         (figure,) = self.figures("demo")

@@ -144,9 +144,13 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, tag="timeline", tag_field="kind"):
-    """Shares of pools (0..1) over their whole, and counts of requests below, at the same places."""
+    """Shares of pools (0..1) over their whole, and counts of requests below, at the same places.
+
+    `breaks`: the samples before which nothing was printed for long; no line is drawn from the one before to them.
+    """
 
     places: tuple[float, ...]
+    breaks: tuple[int, ...]
     unit: str
     shares: tuple[Curve, ...]
     counts: tuple[Curve, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable, Sequence
 
 from memledger import words as n
@@ -14,6 +15,8 @@ from memledger.report.html_page import Cell, Curve, Figure, Grid, Timeline
 MOST_TRACKS = 4
 """Schedulers with a chart of their own: those whose pools were the fullest."""
 MOST_ROWS = 40
+LONG_GAP_MEDIANS = 20
+LONG_GAP_SHARE = 0.01
 _SHARES: tuple[tuple[str, str, Callable[[Sample], float | None], str | None], ...] = (
     ("KV cache", "kv_cache", lambda s: s.kv, "kv_cache"),
     ("window KV", "kv_window", lambda s: s.swa, None),
@@ -58,7 +61,7 @@ def _figure(server: Server, rank: Rank | None, track: Track) -> Figure:
     xs, unit = _places(track)
     hover = tuple(_hover(sample, reserved) for sample in track.samples)
     title = "Use of the pools over time" + (f", {track.name}" if track.name else "")
-    chart = Timeline(xs, unit, shares, counts, hover)
+    chart = Timeline(xs, _breaks(track), unit, shares, counts, hover)
     return Figure(title, _says(track), chart, _grid(title, track))
 
 
@@ -80,6 +83,15 @@ def _places(track: Track) -> tuple[tuple[float, ...], str]:
             unit = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}[name]
             return tuple(round(s / unit, 4) for s in track.seconds), f"{name} since the first serving line"
     raise AssertionError("a time before the first")
+
+
+def _breaks(track: Track) -> tuple[int, ...]:
+    """Samples after a silence: SGLang prints serving lines only while it computes, so between them nothing is known."""
+    if track.seconds is None:
+        return ()
+    gaps = [after - before for before, after in itertools.pairwise(track.seconds)]
+    long = max(LONG_GAP_MEDIANS * statistics.median(gaps), LONG_GAP_SHARE * track.seconds[-1])
+    return tuple(i for i, gap in enumerate(gaps, 1) if gap > long)
 
 
 def _hover(sample: Sample, reserved: dict[str, str]) -> str:

@@ -102,7 +102,7 @@
   const waterfall = (chart, look, width) => {
     const wide = width > 560;
     const columns = chart.columns;
-    const flat = wide && columns.length <= 12;
+    const flat = wide && (width - 70) / columns.length >= 88;
     // Lying columns are named with their figure: beside a short one there is no room for it.
     const names = columns.map((c) => (flat ? fold(c.label, 14) : `${fold(c.label, 22)}<br>${plain(c.text)}`));
     const at = columns.map((_, i) => i);
@@ -157,12 +157,30 @@
   const timeline = (chart, look, width) => {
     const wide = width > 560;
     const hover = chart.hover.map((text) => fold(text, wide ? 70 : 38));
-    const mode = chart.places.length <= 60 ? "lines+markers" : "lines";
-    const curve = (one, pane) => ({
-      type: "scatter", mode, name: plain(one.name), x: chart.places, connectgaps: true, xaxis: "x", yaxis: pane ? "y2" : "y",
-      y: one.values.map((v) => (v === null || pane ? v : v * 100)), hovertext: hover, hoverinfo: "text",
-      line: { color: colour(one.colour, look), width: 2, dash: DASHES[one.colour] || "solid" }, marker: { size: 5 },
-    });
+    const silences = new Set(chart.breaks);
+    const size = chart.places.length <= 60 ? 5 : 3;
+    const curve = (one, pane) => {
+      const x = [], y = [], text = [];
+      let silent = false;
+      one.values.forEach((value, i) => {
+        silent = silent || silences.has(i);
+        if (value === null) return;
+        if (silent && x.length) {
+          x.push(chart.places[i]);
+          y.push(null);
+          text.push("");
+        }
+        silent = false;
+        x.push(chart.places[i]);
+        y.push(pane ? value : value * 100);
+        text.push(hover[i]);
+      });
+      return {
+        type: "scatter", mode: "lines+markers", name: plain(one.name), x, y, connectgaps: false, xaxis: "x", yaxis: pane ? "y2" : "y",
+        hovertext: text, hoverinfo: "text", marker: { size },
+        line: { color: colour(one.colour, look), width: 2, dash: DASHES[one.colour] || "solid" },
+      };
+    };
     const most = (curves) => Math.max(0, ...curves.flatMap((one) => one.values.map((v) => v || 0)));
     const both = chart.shares.length > 0 && chart.counts.length > 0;
     const body = both ? 360 : 220;
