@@ -2,8 +2,8 @@
 
 What a line means depends on the lines before it, so one reader goes through the file in order. Where the literals stand
 does not: helpers, forked from the reader, take block after block from one queue and send back offsets and a line count
-(a few bytes for each hit). The reader takes from the same queue whatever no helper has begun, so no core waits for
-another, and a helper that dies costs nothing but its share: the reader scans that block itself.
+(a few bytes for each hit). The reader takes from the same queue whatever no helper has begun, and waits for none: a block
+that a helper has not finished when all others near it are done, the reader scans itself.
 
 What the reader gets for a block is what scanning it would have given it (`tests/test_ahead.py`), however many help.
 """
@@ -25,11 +25,14 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from memledger.prefilter import Hits, Prefilter
+from memledger.thin import Thinner
 
 MOST_HELPERS: Final = 7
 """The reader's own share of the work is a tenth: more helpers than this would wait for it."""
-BLOCKS_AHEAD: Final = 4
+BLOCKS_AHEAD: Final = 16
 """How far each process may be ahead of the reader: what it found is held until then."""
+RENEWED_AFTER: Final = 256
+"""Blocks after which helpers are started anew, if the reader has learnt a shape since."""
 
 _TOKEN: Final = struct.Struct("<Q")
 _FRAME: Final = struct.Struct("<QIII")
@@ -64,6 +67,7 @@ class Ahead:
         size: int,
         block_bytes: int,
         matcher: Prefilter,
+        thinner: Thinner,
         count: Callable[[bytes], int],
         *,
         helpers: int,
@@ -77,6 +81,7 @@ class Ahead:
             size: the bytes of the file that are there.
             block_bytes: the length of every block but the last.
             matcher: finds the literals.
+            thinner: takes out those that the reader needs not see.
             count: counts line ends.
             helpers: how many processes to start.
             longest: bytes of the longest literal.
@@ -86,6 +91,9 @@ class Ahead:
         self._size = size
         self._block_bytes = block_bytes
         self._matcher = matcher
+        self._thinner: Thinner | None = thinner
+        self._shapes = thinner.shapes
+        self._learnt = self._forgotten = self._since = 0
         self._count = count
         self._helpers = min(helpers, MOST_HELPERS)
         self._applies = applies
@@ -113,9 +121,13 @@ class Ahead:
 
     def take(self, block: Block) -> Found | None:
         """What is in a block (later ones only, each time); None: nobody has scanned it, and nobody will."""
-        if self._over or (self._queue is None and not self._start(block.number)):
+        if self._over:
             return None
         try:
+            if self._queue is not None and self._is_outdated():
+                self._end()
+            if self._queue is None and not self._start(block.number):
+                return None
             return self._taken(block)
         except OSError:
             # A helper was killed, or the file can't be read by offset: the reader goes on alone.
@@ -123,8 +135,23 @@ class Ahead:
             return None
 
     def close(self) -> None:
-        """End the helpers, and wait for them."""
+        """End the helpers for good."""
         self._over = True
+        self._end()
+
+    def _is_outdated(self) -> bool:
+        """Whether the helpers do not know what they should of the shapes of lines."""
+        self._since += 1
+        if self._shapes.forgotten != self._forgotten:
+            # What the reader does not know any more it will learn anew, perhaps otherwise: nothing is left out.
+            self._forgotten = self._shapes.forgotten
+            was, self._thinner = self._thinner, None
+            return was is not None
+        new = self._thinner is not None and self._shapes.learnt != self._learnt
+        return new and self._since >= RENEWED_AFTER
+
+    def _end(self) -> None:
+        """End the helpers, and wait for them."""
         if self._queue is not None:
             for end in self._queue:
                 end.close()
@@ -145,16 +172,15 @@ class Ahead:
             del self._found[passed]
         self._hand_out(block.number + self._ahead)
         while True:
-            self._receive(0)
+            self._receive()
             if (found := self._found.pop(block.number, None)) is not None:
                 # The file may have been written to between their reading and ours.
                 return found if found.length == block.length else None
             number = self._next()
-            if number is None:
-                self._receive(None)
-            elif number == block.number:
+            if number is None or number == block.number:
+                # Nobody has begun it; or the helper that has is slow (others use its core): not worth waiting for.
                 return None
-            elif number > block.number:
+            if number > block.number:
                 self._found[number] = self._scan(number)
 
     def _hand_out(self, stop: int) -> None:
@@ -173,9 +199,9 @@ class Ahead:
             return None
         return int(_TOKEN.unpack(token)[0])
 
-    def _receive(self, milliseconds: int | None) -> None:
-        """What the helpers sent so far; without a limit, wait for something."""
-        for descriptor, _ in self._poll.poll(milliseconds):
+    def _receive(self) -> None:
+        """Take what the helpers sent so far."""
+        for descriptor, _ in self._poll.poll(0):
             data = os.read(descriptor, _READ_BYTES)
             if not data:
                 raise BrokenPipeError("a helper ended")
@@ -186,6 +212,8 @@ class Ahead:
         before = min(self._overlap, start)
         data = os.pread(self._descriptor, before + self._block_bytes, start - before)
         hits = self._matcher.scan(data)
+        if self._thinner is not None:
+            hits = self._thinner.thinned(data, before, hits)
         if before:
             hits = [(literal, end - before) for literal, end in hits if end > before]
         newlines = self._count(data) - data.count(b"\n", 0, before)
@@ -197,6 +225,8 @@ class Ahead:
             self._over = True
             return False
         self._handed_out = first
+        self._learnt, self._forgotten, self._since = self._shapes.learnt, self._shapes.forgotten, 0
+        self._poll = select.poll()
         self._queue = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for _ in range(self._helpers):
             try:

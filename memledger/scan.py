@@ -24,12 +24,13 @@ from memledger.prefix import (
     joined_fragments,
     peel,
     records,
-    text_after_prefix,
     under_wrapper,
     wrapper_of,
 )
-from memledger.sanitize import clean, strip_terminal
-from memledger.usage import DIGITS, Shape, UsageLines, learn
+from memledger.request_text import LONGEST_LINE, MARKS, end_of_request, shows_request
+from memledger.sanitize import clean
+from memledger.thin import Thinner
+from memledger.usage import DIGITS, LONGEST_SHAPE, Shape, Shapes, UsageLines, learn
 from memledger.wrap import NARROWEST, Unwrapper, describe, seams_before
 
 if TYPE_CHECKING:
@@ -38,12 +39,9 @@ if TYPE_CHECKING:
     from memledger.wrap import Piece
 
 MOST_EXAMPLES: Final = 20
-LONGEST_LINE: Final = 2**20
-"""Longer lines are cut for parsing (nothing that the engines print about memory comes near)."""
-
 KEEP_BELOW: Final = 8 * 2**20
-MOST_SHAPES: Final = 4096
-LONGEST_SHAPE: Final = 2000
+MOST_IN_VAIN: Final = 4096
+MOST_CANDIDATES: Final = 4096
 MOST_CONTINUATION_LINES: Final = 8
 LONGEST_WRAPPED: Final = 64 * 2**10
 LONGEST_CONTINUATION: Final = 4096
@@ -53,19 +51,12 @@ OFTEN: Final = 50
 LONGEST_UNKNOWN_PREFIX: Final = 60
 STARTS_ALONE: Final = 4 * 2**20
 """So much of an input is read before helpers are started: by then it is known whether lines have to be joined."""
-LONGEST_REQUEST: Final = 256 * 2**10
-"""How far a request that was logged raw, with line ends, is followed."""
 
 _MEMORY_LIKE: Final = re.compile(
     rb"(?<![\w./-])[\d.,]*\d\s?[GMT]i?B\b(?!/s|ps)"
     rb"|(?i:\b(?:memory|kv|cache|mamba|pool|gpu|state)\b[^\n]{0,60}?\d[\d,]*\s(?:tokens|slots|blocks)\b(?!/s))"
 )
 _EXCEPTION_NAME: Final = re.compile(r"(?:(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Failure|Exit): +){1,3}")
-_REQUEST_MARKS: Final = (b"Received request ", b"Receive: obj=", b"Finish: obj=", b"GenerateReqInput(")
-_REQUEST_OPENS: Final = re.compile(rb"Received request [^\n]{0,200}?: prompt: |Receive: obj=|Finish: obj=")
-_REQUEST_CLOSES: Final = re.compile(
-    rb"['\"], (?:params|prompt_token_ids): |(?:, |\b)(?:sampling_params|input_ids|input_embeds|stream|return_logprob|log_metrics)=[^\n]*\)[ \t\r]*(?:\n|\Z)"
-)
 _QUOTES: Final = re.compile(r"""['"{=]""")
 _UNFINISHED: Final = re.compile(r"(?:[,;(=:]|\bunder|\babove|\band|\bof|\bis|\bwhich|\.{3})$")
 
@@ -76,11 +67,11 @@ class Scanner:
     def __init__(self, rules: RuleSet, *, fallback: bool = False, matcher: Prefilter | None = None) -> None:
         self.rules = rules
         anchors = [a.encode() for a in rules.anchors]
-        extra = [m for m in (*MEMORY_LITERALS, *_REQUEST_MARKS) if m not in set(anchors)]
+        extra = [m for m in (*MEMORY_LITERALS, *MARKS) if m not in set(anchors)]
         literals = [*anchors, *extra]
         self.matcher = matcher or prefilter(literals, fallback=fallback)
         self.longest_literal = max(map(len, literals))
-        self._marks = frozenset(i for i, literal in enumerate(literals) if literal in _REQUEST_MARKS)
+        self._marks = frozenset(i for i, literal in enumerate(literals) if literal in MARKS)
         self._anchor_count = len(anchors)
         self._rules_of = [rules.by_anchor[a] for a in rules.anchors]
         self._candidates: dict[frozenset[int], tuple[Rule, ...]] = {}
@@ -88,8 +79,9 @@ class Scanner:
         self.lines = 0
         self._unrecognized = 0
         self._examples: list[Evidence] = []
-        self._shapes: dict[bytes, Shape] = {}
+        self._shapes = Shapes()
         self._vain: dict[bytes, int] = {}
+        self.thinner = Thinner(self._shapes, self._marks, MOST_FRAGMENTS + 2)
         self._usage = UsageLines()
         self._input = 0
         self._before = b""
@@ -211,7 +203,7 @@ class Scanner:
             position = after
         yield from self._flush(reader)
         self.lines = reader.number(stop) - 1
-        finder.read_to(data, stop)
+        finder.read_to(data, stop, cut)
         if stop:
             self._before = data[data.rfind(b"\n", 0, stop - 1) + 1 : stop][-LONGEST_FRAGMENT:]
         return stop
@@ -221,8 +213,8 @@ class Scanner:
     ) -> Generator[Event, None, int | None]:
         """The events of a line whose shape is not known; gives back where reading goes on (None: it needs `more`)."""
         line = data[left:right]
-        if not ids.isdisjoint(self._marks) and _shows_request(line):
-            return _end_of_request(data, left, right, more)
+        if not ids.isdisjoint(self._marks) and shows_request(line):
+            return end_of_request(data, left, right, more)
         following = self._following(data, line, right, ids, more)
         if following is None:
             return None
@@ -260,7 +252,7 @@ class Scanner:
     ) -> Iterator[Event]:
         anchored = any(i < self._anchor_count for i in ids)
         if not anchored and not _MEMORY_LIKE.search(line):
-            self._remember(line, Shape())
+            self._shapes.remember(line, Shape())
             return
         before = self._before if left == 0 else reader.line_before(left)
         text, whole = joined_fragments(before, line, following)
@@ -287,7 +279,7 @@ class Scanner:
             columns = learn(line, found[0])
             if columns is not None:
                 shape = Shape(columns=columns)
-                self._remember(line, shape)
+                self._shapes.remember(line, shape)
                 self._usage.add(shape, line, left)
                 return
         elif (
@@ -295,7 +287,7 @@ class Scanner:
             and whole
             and (verdicts[0] == "known" or (not found and (not anchored or self._often(line))))
         ):
-            self._remember(line, Shape(unrecognized=verdicts[0] == "unrecognized"))
+            self._shapes.remember(line, Shape(unrecognized=verdicts[0] == "unrecognized"))
         if found:
             yield from self._flush(reader)
             if any(event.rule.kind != "usage" for event in found):
@@ -428,7 +420,7 @@ class Scanner:
         if known is None:
             rules = {r.full_id: r for i in ids if i < self._anchor_count for r in self._rules_of[i]}
             known = tuple(sorted(rules.values(), key=lambda r: self.rules.order[r.full_id]))
-            if len(self._candidates) < MOST_SHAPES:
+            if len(self._candidates) < MOST_CANDIDATES:
                 self._candidates[ids] = known
         return known
 
@@ -457,16 +449,10 @@ class Scanner:
         if len(line) > LONGEST_SHAPE:
             return False
         key = line.translate(None, DIGITS)
-        if len(self._vain) >= MOST_SHAPES:
+        if len(self._vain) >= MOST_IN_VAIN:
             self._vain.clear()
         self._vain[key] = self._vain.get(key, 0) + 1
         return self._vain[key] >= OFTEN
-
-    def _remember(self, line: bytes, shape: Shape) -> None:
-        if len(line) <= LONGEST_SHAPE:
-            if len(self._shapes) >= MOST_SHAPES:
-                self._shapes.clear()
-            self._shapes[line.translate(None, DIGITS)] = shape
 
     def _flush(self, reader: _ChunkReader) -> Iterator[Event]:
         """The usage lines gathered so far that raise a maximum, in order."""
@@ -541,12 +527,13 @@ class _Finder:
         self._hits = (self._kept or []) + [(literal, end + rest) for literal, end in found.hits]
         return self._hits, self._kept_line_ends + found.newlines
 
-    def read_to(self, data: bytes, stop: int) -> None:
+    def read_to(self, data: bytes, stop: int, cut: int) -> None:
         """The chunk was read to `stop`: the rest belongs to the next."""
         if self._ahead is None:
             return
         self._is_read = True
-        if data[stop - 1 : stop] == b"\n":
+        # A line before the cut that is not read yet may take lines of the next piece with it.
+        if stop == cut and data[stop - 1 : stop] == b"\n":
             self._kept = [(literal, end - stop) for literal, end in self._hits if end > stop]
             self._kept_line_ends = data.count(b"\n", stop)
         else:
@@ -611,33 +598,6 @@ def _cut(data: bytes) -> int:
 
 def _shape_of(example: Evidence) -> bytes:
     return example.text.encode().translate(None, DIGITS)
-
-
-def _shows_request(line: bytes) -> bool:
-    """Whether the line's message shows a request, whose text is the user's."""
-    return is_users_text(text_after_prefix(strip_terminal(line[:2000].decode("utf-8", "replace"))))
-
-
-def _end_of_request(data: bytes, left: int, right: int, more: bool) -> int | None:
-    """Where the request that is logged on the line ends: the line's end, or further down if its text has line ends.
-
-    A prompt that was logged raw goes on to the line that closes it; None: that line may still come. Where no line closes
-    it, it was cut, and what follows counts.
-    """
-    if right - left >= LONGEST_LINE:
-        return right
-    opened = _REQUEST_OPENS.search(data, left, right)
-    if opened is None or _REQUEST_CLOSES.search(data, opened.end(), right) or data[left:right].rstrip().endswith(b")"):
-        return right
-    limit = right + LONGEST_REQUEST
-    closed = _REQUEST_CLOSES.search(data, right, limit)
-    if closed is None or (closed.end() == len(data) and more):
-        return None if more and len(data) < limit else right
-    again = _REQUEST_OPENS.search(data, right, closed.start())
-    if again is not None:
-        return right
-    end = data.find(b"\n", closed.end() - 1)
-    return len(data) if end < 0 else end
 
 
 def _fields(rule: Rule, message: str) -> dict[str, Value] | None:

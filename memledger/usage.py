@@ -17,6 +17,9 @@ from memledger.events import MOST_SHARE, Event
 from memledger.grammar import find
 
 DIGITS: Final = b"0123456789"
+MOST_SHAPES: Final = 4096
+LONGEST_SHAPE: Final = 2000
+"""Bytes of a line; a longer one is no usage line."""
 COUNTERS: Final = frozenset(
     {"preemptions", "requests", "retracted", "retractions", "total", "context_requests", "generation_requests"}
 )
@@ -34,6 +37,10 @@ _NOT_A_LABEL: Final = re.compile(
     rb"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d{4}-\d\d-\d\d|\b\d\d-\d\d(?= \d\d:)"
     rb"|[A-Z][a-z]{2} [ \d]\d(?= \d\d:)|\.(?:py|cpp|cc|rs):\d+|\bt:\d+"
 )
+
+
+Maxima = dict[tuple[bytes, ...], list[float]]
+"""The largest value of each column so far, by the labels of the lines."""
 
 
 class Columns:
@@ -65,7 +72,36 @@ class Shape:
         self.unrecognized = unrecognized
         self.lines: list[bytes] = []
         self.offsets: list[int] = []
-        self.maxima: dict[tuple[bytes, ...], list[float]] = {}
+        self.maxima: Maxima = {}
+
+
+class Shapes:
+    """The shapes known, by what is left of their lines without the digits."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Shape] = {}
+        self.get: Final = self._known.get
+        """The shape for a line without its digits."""
+        self.learnt = 0
+        """How many shapes of usage lines were learnt."""
+        self.forgotten = 0
+        """How often shapes were forgotten, for want of room."""
+
+    def remember(self, line: bytes, shape: Shape) -> None:
+        """Lines like this one are of `shape`."""
+        if len(line) > LONGEST_SHAPE:
+            return
+        if len(self._known) >= MOST_SHAPES:
+            self._forget()
+        self._known[line.translate(None, DIGITS)] = shape
+        self.learnt += shape.columns is not None
+
+    def _forget(self) -> None:
+        usage = {key: shape for key, shape in self._known.items() if shape.columns is not None}
+        self._known.clear()
+        if len(usage) <= MOST_SHAPES // 2:
+            self._known.update(usage)
+        self.forgotten += 1
 
 
 def learn(line: bytes, event: Event) -> Columns | None:
@@ -146,58 +182,80 @@ class UsageLines:
 
 def _raised(shape: Shape) -> list[int]:
     """Indexes of the lines of a shape that raise a maximum, are the first of their labels, or count something."""
-    try:
-        return _compared(shape)
-    except ValueError:  # a full stop without digits, where the line that was learnt from has a number
-        return list(range(len(shape.lines)))
-
-
-def _compared(shape: Shape) -> list[int]:
     columns = shape.columns
     assert columns is not None
-    lines = shape.lines
+    return _compared(columns, shape.maxima, shape.lines)
+
+
+def candidates(columns: Columns, lines: list[bytes]) -> list[int]:
+    """Indexes of the lines of which some may raise a maximum, whatever came before them: no other line does."""
+    return _compared(columns, {}, lines)
+
+
+def _compared(columns: Columns, maxima: Maxima, lines: list[bytes]) -> list[int]:
     step = columns.count + 1
-    tokens = (b" \x01 ".join(lines) + b" \x01").translate(_NUMBERS_ONLY).split()
-    if len(tokens) != step * len(lines) or tokens[columns.count :: step].count(_SEPARATOR) != len(lines):
-        return list(range(len(lines)))  # not the same numbers after all: read every one
+    tokens = _tokens(lines)
+    if len(tokens) == step * len(lines) and tokens[columns.count :: step].count(_SEPARATOR) == len(lines):
+        try:
+            return _all_raised(columns, maxima, tokens)
+        except ValueError:  # a full stop without digits, where the line that was learnt from has a number
+            pass
+    # Not the same numbers after all: each line that has others is read.
+    same = [i for i, line in enumerate(lines) if _has_numbers(line, columns)]
+    odd = sorted(set(range(len(lines))) - set(same))
+    return odd + [same[i] for i in _all_raised(columns, maxima, _tokens([lines[i] for i in same]))]
+
+
+def _tokens(lines: list[bytes]) -> list[bytes]:
+    return (b" \x01 ".join(lines) + b" \x01").translate(_NUMBERS_ONLY).split()
+
+
+def _has_numbers(line: bytes, columns: Columns) -> bool:
+    tokens = line.translate(_NUMBERS_ONLY).split()
+    if len(tokens) != columns.count or _SEPARATOR in tokens:
+        return False
+    return all(tokens[i].count(b".") <= 1 and tokens[i] != b"." for i in columns.values)
+
+
+def _all_raised(columns: Columns, maxima: Maxima, tokens: list[bytes]) -> list[int]:
+    """The lines of `tokens` (numbers and a separator for each) that raise one of the maxima, which are raised.
+
+    Raises:
+        ValueError: a value is no number; no maximum was raised.
+    """
+    if not tokens:
+        return []
+    step = columns.count + 1
+    values = [list(map(float, tokens[i::step])) for i in columns.values]
+    counters = [tokens[i::step] for i in columns.counters]
+    found = [i for texts in counters if any(map(_counts, set(texts))) for i, text in enumerate(texts) if _counts(text)]
     labels = [tokens[i::step] for i in columns.labels]
-    keys = list(zip(*labels, strict=True)) if any(len(set(c)) > 1 for c in labels) else None
-    found: list[int] = []
-    if keys is None:
-        key = tuple(c[0] for c in labels)
-        found.extend(_raise(shape, key, tokens, step, None))
-    else:
-        members: dict[tuple[bytes, ...], list[int]] = {}
-        for index, key in enumerate(keys):
-            members.setdefault(key, []).append(index)
-        for key, indexes in members.items():
-            found.extend(_raise(shape, key, tokens, step, indexes))
+    if all(len(set(column)) == 1 for column in labels):
+        found += _raise(columns, maxima, tuple(column[0] for column in labels), values)
+        return found
+    members: dict[tuple[bytes, ...], list[int]] = {}
+    for index, key in enumerate(zip(*labels, strict=True)):
+        members.setdefault(key, []).append(index)
+    for key, indexes in members.items():
+        mine = [[column[i] for i in indexes] for column in values]
+        found += (indexes[i] for i in _raise(columns, maxima, key, mine))
     return found
 
 
-def _raise(
-    shape: Shape, key: tuple[bytes, ...], tokens: list[bytes], step: int, indexes: list[int] | None
-) -> Iterator[int]:
-    columns = shape.columns
-    assert columns is not None
-    known = shape.maxima.get(key)
+def _counts(text: bytes) -> bool:
+    return bool(text.strip(b"0."))
+
+
+def _raise(columns: Columns, maxima: Maxima, key: tuple[bytes, ...], values: list[list[float]]) -> Iterator[int]:
+    """The lines of one key that raise a maximum of it: indexes into `values`, which has a list for each column."""
+    known = maxima.get(key)
     if known is None:
-        known = shape.maxima[key] = [-1.0] * len(columns.values)
-        yield indexes[0] if indexes else 0
-    for slot, column in enumerate(columns.values):
-        texts = tokens[column::step]
-        mine = texts if indexes is None else [texts[i] for i in indexes]
-        largest = max(map(float, set(mine)))
-        if largest <= known[slot]:
-            continue
-        if largest > (most := columns.limits[slot]):
-            largest = max((value for value in map(float, mine) if value <= most), default=-1.0)
+        known = maxima[key] = [-1.0] * len(values)
+        yield 0
+    for slot, column in enumerate(values):
+        largest = max(column)
+        if largest > known[slot] and largest > (most := columns.limits[slot]):
+            largest = max((value for value in column if value <= most), default=-1.0)
         if largest > known[slot]:
             known[slot] = largest
-            at = next(i for i, text in enumerate(mine) if float(text) == largest)
-            yield at if indexes is None else indexes[at]
-    for column in columns.counters:
-        texts = tokens[column::step]
-        for at in range(len(texts)) if indexes is None else indexes:
-            if texts[at].strip(b"0."):
-                yield at
+            yield column.index(largest)

@@ -12,7 +12,8 @@ from memledger.events import Event
 from memledger.grammar import LONGEST_PLAIN, Rule, RuleSet, compile_pattern, find, load_rules
 from memledger.prefilter import MEMORY_LITERALS, PythonPrefilter, prefilter
 from memledger.prefix import peel
-from memledger.scan import LONGEST_LINE, LONGEST_REQUEST, Scanner, check_rules
+from memledger.request_text import LONGEST_LINE, LONGEST_REQUEST
+from memledger.scan import Scanner, check_rules
 from memledger.units import GIB, Amount
 
 POOL = Rule(
