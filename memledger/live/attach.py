@@ -56,16 +56,25 @@ def find_servers(
     `devices` gives the GPUs of the ranks; `api_key` is sent to servers of our own user only; without `ask` no port is asked.
     """
     scan = table if table is not None else proc.table()
-    own = os.geteuid()
-    found = []
-    for tree in trees(scan):
-        key = api_key if api_key and proc.facts(tree.root.pid).uid == own else None
-        server = _server(scan, tree, devices, key, ask=ask, brief=True)
-        if api_key and key is None:
-            note = "the API key was not sent: the server belongs to another user (memledger explain --pid sends it)"
-            server = msgspec.structs.replace(server, notes=(*server.notes, note))
-        found.append(server)
-    return tuple(found)
+    return tuple(describe(scan, tree, devices, api_key, ask=ask, brief=True) for tree in trees(scan))
+
+
+def describe(
+    scan: proc.Table,
+    tree: Tree,
+    devices: DeviceSample | None = None,
+    api_key: str | None = None,
+    *,
+    ask: bool = True,
+    brief: bool = False,
+) -> LiveServer:
+    """One server of a scan. `api_key` is sent where the server belongs to our own user only; `brief` asks what a list needs."""
+    key = api_key if api_key and proc.facts(tree.root.pid).uid == os.geteuid() else None
+    server = _server(scan, tree, devices, key, ask=ask, brief=brief)
+    if api_key and key is None:
+        note = "the API key was not sent: the server belongs to another user (memledger explain --pid sends it)"
+        server = msgspec.structs.replace(server, notes=(*server.notes, note))
+    return server
 
 
 def attach(
