@@ -203,7 +203,8 @@ def _compared(columns: Columns, maxima: Maxima, lines: list[bytes]) -> list[int]
     # Not the same numbers after all: each line that has others is read.
     same = [i for i, line in enumerate(lines) if _has_numbers(line, columns)]
     odd = sorted(set(range(len(lines))) - set(same))
-    return odd + [same[i] for i in _all_raised(columns, maxima, _tokens([lines[i] for i in same]))]
+    raised = _all_raised(columns, maxima, _tokens([lines[i] for i in same])) if same else []
+    return odd + [same[i] for i in raised]
 
 
 def _tokens(lines: list[bytes]) -> list[bytes]:
@@ -223,8 +224,6 @@ def _all_raised(columns: Columns, maxima: Maxima, tokens: list[bytes]) -> list[i
     Raises:
         ValueError: a value is no number; no maximum was raised.
     """
-    if not tokens:
-        return []
     step = columns.count + 1
     values = [list(map(float, tokens[i::step])) for i in columns.values]
     counters = [tokens[i::step] for i in columns.counters]
