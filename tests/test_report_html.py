@@ -406,7 +406,7 @@ class TestCommands:
             ),
             (["plan", "demo/server.log", "--concurrency", "4", "--context", "32k"], "--max-running-requests 4"),
             (["oom", "oom-vllm-prefill/server.log"], "--max-num-batched-tokens 4096"),
-            (["oom", "oom-host-pod/dmesg.txt", "oom-host-pod/pod.txt"], "Other incidents"),
+            (["oom", "oom-vllm-weights/server.log", "oom-sglang-kv-pool/server.log"], "Other incidents"),
             (["oom", "demo/server.log"], "No line says that memory ran out"),
         ],
     )
