@@ -105,6 +105,8 @@ def _incident(
         notes=(
             *root.notes,
             *(host.said(root, beside) if cause.kind == "host_memory" else ()),
+            *((f"Taken as one death: {'; '.join(group.joined)}.",) if group.joined else ()),
+            *((group.loose,) if group.loose else ()),
             *figures.notes_of(numbers),
         ),
         basis=cause.basis if not told or cause.basis != "where it happened" else told,
@@ -152,7 +154,9 @@ def _frames(root: Symptom, beside: Sequence[Symptom]) -> tuple[Frame, ...]:
 def _fatal(root: Symptom, server: Server | None, beside: Sequence[Symptom], chain: Sequence[Link]) -> bool | None:
     if any(link.role == "consequence" for link in chain) or (server is not None and server.state == "failed"):
         return True
-    if server is not None and (root.kind in host.KILLS or (server.state == "serving" and root.kind == "exit_code")):
+    if server is not None and (
+        root.kind in host.KILLS or (server.state == "serving" and root.kind in {"exit_code", "container_exit"})
+    ):
         return True
     if root.kind == "allocator_retry" and server is not None and server.state == "serving":
         return False

@@ -188,7 +188,7 @@ _HOST: Final = {
 
 
 def _host(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
-    if symptom.kind == "exit_code":
+    if symptom.kind in {"exit_code", "container_exit"}:
         code = symptom.counts.get("exit_code")
         told = f"exit code {code}" if code is not None else "exit code 137 or -9"
         text = f"The process was killed from outside ({told}); that alone does not say that memory ran out."

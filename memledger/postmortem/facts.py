@@ -64,6 +64,9 @@ SUMMARY_LINES: Final = 40
 _OF_ONE_RULE: Final = frozenset({"startup_check", "engine_refusal", "engine_runtime"})
 """Kinds of which each rule is a failure of its own."""
 
+_OF_ONE_CONTAINER: Final = frozenset({"container_exit", "container_time", "container_id"})
+"""Kinds whose every line is of a container of its own, or of another of its lives."""
+
 
 class _Draft:
     """A symptom in the making."""
@@ -141,6 +144,8 @@ class _Draft:
 
     def _same_kind(self, other: _Draft) -> bool:
         if self.kind == other.kind:
+            if self.kind in _OF_ONE_CONTAINER:
+                return False
             return self.kind not in _OF_ONE_RULE or self.event.rule.full_id == other.event.rule.full_id
         # The head of a message on a line of its own, and the brackets that give it away on the next.
         retold = {self.kind, other.kind} == {"torch_oom", "unreliable"}
@@ -168,7 +173,9 @@ class _Draft:
             self.kind, self.role = other.kind, other.role
         self.last_line = other.event.line
         if len(self.evidence) < MOST_EVIDENCE and other.event.evidence.text != self.evidence[-1].text:
-            self.evidence.append(other.event.evidence)
+            # Of the kernel's two lines on one kill the one with the sizes says it to a reader.
+            ahead = self.event.id == "oom_kill" and other.event.id == "killed_process"
+            self.evidence.insert(0 if ahead else len(self.evidence), other.event.evidence)
         if len(other.amounts) > len(self.amounts):
             self.event, self.others = other.event, other.others or self.others
             self.notes = self.notes + [note for note in other.notes if note not in self.notes]

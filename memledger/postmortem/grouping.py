@@ -12,10 +12,9 @@ from typing import Final
 
 import msgspec
 
-from memledger.frameworks.kernel import is_of_a_server
 from memledger.frameworks.torch_oom import seconds_between
 from memledger.ledger import Report, Server
-from memledger.postmortem import causes, host
+from memledger.postmortem import causes, deaths, host
 from memledger.postmortem.symptom import Symptom
 
 NEAR_LINES: Final = 2000
@@ -38,6 +37,7 @@ _OF_THE_DEVICE: Final = frozenset({"torch_oom", "torch_limit", "cuda_error", "wa
 _OF_A_START: Final = frozenset({"startup_check"})
 _WEAK: Final = {
     "exit_code": 3,
+    "container_exit": 3,
     "cuda_error": 1,
     "nvml_hides_oom": 1,
     "container_killed": 1,
@@ -49,19 +49,25 @@ _LEADS_TO: Final = frozenset(
     {"kernel_task", "cgroup_usage", "cgroup_name", "oom_invoked", "machine_memory", "swap", "memory_limit"}
 )
 """What the kernel prints before the line on the process that it kills, and not after it."""
-_STANDS_ALONE: Final = frozenset({"workspace_overflow", "unreliable", "memory_summary", "allocator_retry"})
+_ENDS: Final = host.END_OF_PROCESS | {"exit_code", "container_exit"}
+_STANDS_ALONE: Final = frozenset(
+    {"workspace_overflow", "unreliable", "memory_summary", "allocator_retry", "container_exit"}
+)
 """What is a failure of its own where no cause beside it explains it."""
 
 
 class Group(msgspec.Struct):
     """Root symptoms of one failure; `server` is the index of the start that they belong to.
 
-    `went_on`: a try of torch's allocator that failed, with nothing behind it that ended a process.
+    `went_on`: a try of torch's allocator that failed, with nothing behind it that ended a process. `joined` says why
+    lines of several inputs are taken as one death, `loose` that nothing tells whose death it is.
     """
 
     server: int | None
     roots: list[Symptom]
     went_on: bool = False
+    joined: tuple[str, ...] = ()
+    loose: str = ""
 
     @property
     def first(self) -> Symptom:
@@ -81,7 +87,7 @@ class Grouped:
             found_here = _roots(same)
             for root in found_here or _went_on(same):
                 self._add(root, start, went_on=not found_here)
-        self.groups = _merged(self.groups, report.servers)
+        self.groups = _merged(self.groups, report, found)
         self._beside = self._shared(found)
         self._leave_the_dead(report)
 
@@ -223,6 +229,8 @@ def _unexplained(members: Sequence[Symptom], named: Sequence[Symptom]) -> list[S
             continue
         if symptom.kind == "memory_summary" and not symptom.counts.get("ooms"):
             continue
+        if symptom.kind == "container_exit" and not _exit_unexplained(symptom, members):
+            continue
         if symptom.kind == "allocator_retry":
             if any(s.kind == "allocator_retry" and not _contradict(s, symptom) for s in found):
                 continue
@@ -230,6 +238,14 @@ def _unexplained(members: Sequence[Symptom], named: Sequence[Symptom]) -> list[S
                 continue
         found.append(symptom)
     return found
+
+
+def _exit_unexplained(symptom: Symptom, members: Sequence[Symptom]) -> bool:
+    """Whether a container was ended by a signal, and its description does not say why."""
+    if symptom.counts.get("exit_code") not in host.KILLED_CODES:
+        return False
+    said = (s for s in members if s.kind in {"container_killed", "evicted"})
+    return not any(s.input == symptom.input and abs(s.line - symptom.line) <= deaths.BLOCK_LINES for s in said)
 
 
 def _ended_after(symptom: Symptom, members: Sequence[Symptom], named: Sequence[Symptom]) -> bool:
@@ -373,43 +389,24 @@ def _labels(symptom: Symptom) -> dict[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Kills that the kernel tells of in another input.
+# Deaths that several inputs tell of.
 
 
-def _merged(groups: list[Group], servers: Sequence[Server]) -> list[Group]:
+def _merged(groups: list[Group], report: Report, found: Sequence[Symptom]) -> list[Group]:
     """A server that was killed and the kernel's (or container's) line that says by whom are one failure."""
-    for kill in groups:
-        if kill.server is None:
-            kill.server = host.victim_of(kill.first, servers)
-    kills = [
-        g for g in groups if g.first.kind in host.END_OF_PROCESS and all(s.kind in host.END_OF_PROCESS for s in g.roots)
-    ]
-    ends = [g for g in groups if all(s.kind == "exit_code" for s in g.roots)]
-    gone: list[Group] = []
-    for end in ends:
-        fitting = [k for k in kills if k is not end and _killed(k, end)]
-        named = [k for k in fitting if k.server is not None and k.server == end.server]
-        if not named and len(fitting) != 1:
-            # One kernel line and what the container says of the same death; more are deaths of their own.
-            named = [k for k in fitting if k.first.kind in host.KILLS]
-            if len(named) != 1 or len(fitting) > 2:
-                continue
-        kill = (named or fitting)[0]
-        kill.server = kill.server if kill.server is not None else end.server
-        kill.roots.extend(end.roots)
-        gone.append(end)
-        for other in fitting:
-            if other is not kill and other not in gone and other.first.kind == "container_killed" and len(ends) == 1:
-                kill.roots.extend(other.roots)
-                gone.append(other)
-    return [g for g in groups if not any(g is other for other in gone)]
-
-
-def _killed(kill: Group, end: Group) -> bool:
-    """Whether a kill may be the end that a server's log speaks of: of one of its processes, and near in time where both tell it."""
-    if kill.first.kind in host.KILLS and not is_of_a_server(kill.first.words.get("name")):
-        return False
-    if kill.server is not None and end.server is not None and kill.server != end.server:
-        return False
-    apart = seconds_between(kill.first.time, end.first.time)
-    return apart is None or abs(apart) <= NEAR_SECONDS
+    ends = [g for g in groups if all(s.kind in _ENDS for s in g.roots)]
+    if not ends:
+        return groups
+    died = [deaths.Death(g.roots, deaths.told_of(g.roots, found), g.server) for g in ends]
+    left = deaths.join(died, report.servers, [item.path for item in report.inputs])
+    ended = {id(group) for group in ends}
+    kept: list[Group] = []
+    for group in groups:
+        if id(group) not in ended:
+            kept.append(group)
+            continue
+        death = next((d for d in left if d.roots is group.roots), None)
+        if death is not None:
+            group.server, group.joined, group.loose = death.server, death.joined, death.loose
+            kept.append(group)
+    return kept

@@ -22,6 +22,10 @@ END_OF_PROCESS: Final = KILLS | {
     "unit_oom",
 }
 """What says that a process was ended because the host's memory, or a limit on it, ran out."""
+OF_A_CONTAINER: Final = frozenset({"container_killed", "container_exit", "evicted"})
+"""What a container's description says of its end."""
+KILLED_CODES: Final = frozenset({137, -9, 135, -7})
+"""Exit codes of a process that a signal ended from outside: 9 (killed), 7 (bus error)."""
 MOST_ROWS: Final = 8
 _CULPRIT: Final = 2.0
 """A process that holds this many times what the killed one held is the one that grew."""

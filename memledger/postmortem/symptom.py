@@ -48,6 +48,8 @@ KINDS: Final[dict[str, Role]] = {
     "shm_warning": "context",
     "xid": "context",
     "container_exit": "context",
+    "container_time": "context",
+    "container_id": "context",
     "restart_count": "context",
     "kernel_task": "context",
     "kernel_reaped": "context",

@@ -310,6 +310,9 @@ def exit_code(event: Event) -> int | None:
 
 def time_of(event: Event) -> str | None:
     """When a line was printed, as ISO text: the program's own stamp, the container's or journal's, or the kernel's."""
+    if event.id == "container_time":
+        # What it tells of, not when it was printed.
+        return _container_time(event)
     if (own := printed_time(event)) is not None:
         return own
     if (outer := event.prefix.wrapper_time) is not None:
@@ -317,6 +320,13 @@ def time_of(event: Event) -> str | None:
         return outer if short is None else f"--{_month(short['month'])}-{int(short['day']):02d}T{short['time']}"
     found = _KERNEL_TIME.match(event.message)
     return found and f"{found['year']}-{_month(found['month'])}-{int(found['day']):02d}T{found['time']}"
+
+
+def _container_time(event: Event) -> str | None:
+    if (written := event.word("iso")) is not None:
+        return written
+    year, month, day, clock = (event.word(name) for name in ("year", "month", "day", "clock"))
+    return f"{year}-{_month(month or '')}-{day}T{clock}"
 
 
 def _month(name: str) -> str:
