@@ -1,0 +1,1 @@
+"""Raising context and concurrency on a running server, and what moves with it (`memledger sweep`)."""
