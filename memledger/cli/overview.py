@@ -11,6 +11,7 @@ COMMANDS: Final = {
     "ps": ("memledger.cli.ps", "The SGLang and vLLM servers of this machine: GPUs, memory, use now, port and log."),
     "compare": ("memledger.cli.compare", "Two runs side by side: why one holds more KV tokens than the other."),
     "export": ("memledger.cli.export", "The memory of running servers as Prometheus metrics."),
+    "fleet": ("memledger.cli.fleet", "Thousands of logs: a row per rank in Parquet, and the worst of them."),
     "doctor": ("memledger.cli.doctor", "Which sources answer on this machine, and why the others do not."),
     "finding": ("memledger.cli.finding", "What a finding's code means, and what to do about it."),
     "rules": ("memledger.cli.rules", "The log lines that are understood, and whether their samples still are."),

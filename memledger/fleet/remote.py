@@ -16,7 +16,7 @@ BLOCK_BYTES: Final = 4 * 2**20
 
 _PACKAGES: Final = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
-    "hdfs": "pyarrow (with Hadoop's libhdfs)", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko",
+    "hdfs": "pyarrow", "http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko",
     "oci": "ocifs", "oss": "ossfs", "hf": "huggingface_hub",
 }  # fmt: skip
 _STAMPS: Final = ("etag", "md5Hash", "crc32c", "generation", "VersionId", "mtime", "modified", "LastModified", "last_modified", "updated", "CRC", "date_time")  # fmt: skip
@@ -52,9 +52,9 @@ def _system(url: str) -> tuple[Any, str]:
         system, path = url_to_fs(url)
     except ImportError as error:
         kind = url.partition("::")[0].partition("://")[0]
-        raise RemoteError(
-            f"{kind}:// takes the package {_PACKAGES.get(kind, 'that fsspec names for it')}: {error}"
-        ) from error
+        package = _PACKAGES.get(kind)
+        how = f"pip install {package}" if package else str(error)
+        raise RemoteError(f"{kind}:// takes a package of its own: {how}") from error
     except Exception as error:  # each store has its own
         raise RemoteError(f"it can't be reached: {_words(error)}") from error
     return system, path

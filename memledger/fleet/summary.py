@@ -198,8 +198,8 @@ def group_value(row: Row, name: str) -> str | None:
     value = row.get(name)
     if value is None and name == "gpu" and row.get("gpu_total_bytes"):
         return " ".join(filter(None, (row.get("gpu_kind"), f"{row['gpu_total_bytes'] / 2**30:.0f} GiB")))
-    if name == "framework_version" and value is not None:
-        return f"{_ENGINES.get(row.get('framework') or '', '')} {value}".strip()
+    if name == "framework_version" and row.get("framework"):
+        return " ".join(filter(None, (_ENGINES.get(row["framework"]), value)))
     return str(value) if value is not None else None
 
 

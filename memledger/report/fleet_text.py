@@ -9,7 +9,7 @@ from typing import Final
 from tabulate import tabulate
 
 from memledger import words as n
-from memledger.fleet.summary import Figures, Summary, WorstRank
+from memledger.fleet.summary import Figures, Group, Summary, WorstRank
 from memledger.report.fleet_json import FleetReport
 from memledger.report.text import Style, to_ascii
 
@@ -160,7 +160,7 @@ def _written(report: FleetReport) -> str:
 
 
 def _paint(text: str, how: str, style: Style) -> str:
-    return f"\x1b[{_CODES[how]}m{text}\x1b[0m" if style.color else text
+    return f"\x1b[{_CODES[how]}m{text}\x1b[0m" if style.colour else text
 
 
 def _cut(text: str, width: int, *, start: bool = False) -> str:
