@@ -43,19 +43,19 @@ class Snapshot(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):
 
 def encode(snapshot: Snapshot) -> bytes:
     """The file's content: the schema first, every text cleaned and masked."""
-    plain = _masked(msgspec.to_builtins(snapshot))
+    plain = masked(msgspec.to_builtins(snapshot))
     ordered = {"schema": SCHEMA, **{k: v for k, v in plain.items() if k != "schema"}}
     return msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
 
 
-def _masked(value: Any) -> Any:
+def masked(value: Any) -> Any:
     """Every text cleaned once more: nothing that a log, a process or a server said leaves the machine unmasked."""
     if isinstance(value, str):
         return clean(value.encode("utf-8", "replace").decode(), 32_000)
     if isinstance(value, dict):
-        return {_key(k): _masked(v) for k, v in value.items()}
+        return {_key(k): masked(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_masked(v) for v in value]
+        return [masked(v) for v in value]
     return value
 
 
@@ -89,7 +89,7 @@ def read(path: str) -> Snapshot:
         if data is None:
             raise SnapshotError(f"{shown}: larger than any snapshot ({LARGEST >> 20} MiB)")
         # It may be somebody else's file: no text of it is shown as it stands.
-        document = _masked(msgspec.json.decode(data))
+        document = masked(msgspec.json.decode(data))
         snapshot = msgspec.convert(document, Snapshot)
     except OSError as error:
         raise SnapshotError(f"{shown}: can't be read: {error.strerror or error}") from error
