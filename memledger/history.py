@@ -152,6 +152,20 @@ def _serving(report: Report, index: int, rules: RuleSet) -> Iterator[Event]:
         return
 
 
+class ServingLines:
+    """Reads every serving line of pieces of a log."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._scanner = _Again(rules, _EveryLine())
+
+    def read(self, data: bytes) -> Iterator[tuple[str, Sample]]:
+        """The serving lines of some text, each with its scheduler (`DP0`); `data` begins and ends anywhere."""
+        for event in self._scanner.events([data], 0):
+            if event.rule.kind == "usage" and (sample := _sample(event)) is not None:
+                name, number = _scheduler(event)
+                yield f"{name}{number}", sample
+
+
 def _stretches(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
     """The same bytes in pieces of about `size`: the scanner looks for maxima piece by piece."""
     kept: list[bytes] = []

@@ -95,7 +95,7 @@ class Board:
             self.start = start
             self._report, self._lined_up = start.report or self._report, None
             return
-        if self.last is not None:
+        if self.last is not None and (before is None or before.run != start.run):
             self._offset_s = self._clock_s + max(start.interval_s, _seconds(self.last.at, start.at))
         self.start, self.end = start, None
         self.starts += 1
