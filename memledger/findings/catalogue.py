@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
-
-class Page(msgspec.Struct, frozen=True):
-    """One code: `says` in a sentence or two with the arithmetic, `holds` the rule, `silent` where it says nothing, `then` what to do."""
-
-    code: str
-    title: str
-    severity: str
-    says: str
-    holds: str
-    silent: str
-    then: str
-
+from memledger.findings.growth_pages import GROWTH
+from memledger.findings.incident_pages import INCIDENTS
+from memledger.findings.page import Page
 
 GROUPS: Final = {
     "ML0": "The running machine",
@@ -588,12 +577,14 @@ PAGES: Final[tuple[Page, ...]] = (
     ),
 )
 
-BY_CODE: Final = {page.code: page for page in PAGES}
+ALL: Final = tuple(sorted((*PAGES, *GROWTH, *INCIDENTS), key=lambda page: page.code))
+"""The findings of `explain` and `watch`, and the causes of `oom`, in order."""
+BY_CODE: Final = {page.code: page for page in ALL}
 
 
 def matching(prefix: str) -> list[Page]:
     """The pages whose code begins with `prefix` (upper or lower case), in order."""
-    return [page for page in PAGES if page.code.startswith(prefix.upper())]
+    return [page for page in ALL if page.code.startswith(prefix.upper())]
 
 
 def page_text(page: Page) -> str:
@@ -619,6 +610,8 @@ of one.
 The most important finding begins the report, at most one more follows it; the others stand under `also`. Findings of severity `info` are
 shown with `--all-findings` only (the JSON always has them). A finding says how sure it is: without serving lines in the log there is no peak,
 and nothing is called idle.
+
+ML010 to ML016 are what `memledger watch`, or a recording of it, saw grow ([watch.md](watch.md)). ML211 to ML249 are the causes that `memledger oom` names, one for each incident ([oom.md](oom.md)).
 """
 
 

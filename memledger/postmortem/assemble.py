@@ -11,7 +11,7 @@ import msgspec
 from memledger.ledger import Report, Server
 from memledger.model.architecture import Architecture
 from memledger.pipeline import Reading
-from memledger.postmortem import causes, decode, figures, host, leftover, phase, remedy
+from memledger.postmortem import causes, codes, decode, figures, host, leftover, phase, remedy
 from memledger.postmortem.doing import Doing, phase_of_step
 from memledger.postmortem.grouping import FRAME_LINES, Group, Grouped
 from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Numbers, Phase
@@ -81,6 +81,7 @@ def _incident(
     cause = causes.retried(server) if group.went_on else causes.judge(root, numbers, when, frames, server)
     when = _refined(when, cause)
     chain = _chain(group, beside)
+    candidates = _candidates(report, group, root, numbers, cause)
     return Incident(
         kind=cause.kind,
         phase=when,
@@ -99,7 +100,7 @@ def _incident(
         evidence=root.evidence,
         chain=chain,
         timeline=_timeline(server, root),
-        candidates=_candidates(report, group, root, numbers, cause),
+        candidates=candidates,
         advice=remedy.figured(cause, root, numbers, server, state),
         collect=_COLLECT if cause.confidence <= 0.5 else (),
         notes=(
@@ -110,6 +111,7 @@ def _incident(
             *figures.notes_of(numbers),
         ),
         basis=cause.basis if not told or cause.basis != "where it happened" else told,
+        code=codes.code_of(cause, root, when, candidates),
     )
 
 
@@ -152,7 +154,11 @@ def _frames(root: Symptom, beside: Sequence[Symptom]) -> tuple[Frame, ...]:
 
 
 def _fatal(root: Symptom, server: Server | None, beside: Sequence[Symptom], chain: Sequence[Link]) -> bool | None:
-    if any(link.role == "consequence" for link in chain) or (server is not None and server.state == "failed"):
+    if (
+        root.role == "consequence"
+        or any(link.role == "consequence" for link in chain)
+        or (server is not None and server.state == "failed")
+    ):
         return True
     if server is not None and (
         root.kind in host.KILLS or (server.state == "serving" and root.kind in {"exit_code", "container_exit"})
@@ -169,7 +175,7 @@ def _chain(group: Group, beside: Sequence[Symptom]) -> tuple[Link, ...]:
     links = [Link(root.message, "cause", root.time, root.repeats + 1, root.evidence)]
     later: dict[tuple[str, str], Link] = {}
     others = [s for s in group.roots if s is not root and s.kind != root.kind]
-    for symptom in [*others, *(s for s in beside if s.role == "consequence")]:
+    for symptom in [*others, *(s for s in beside if s.role == "consequence" and s is not root)]:
         for link in _steps(symptom):
             key = (symptom.rule, _DIGITS.sub("", link.what)[:MOST_ALIKE])
             known = later.get(key)

@@ -27,6 +27,7 @@ FRAGMENTED_SHARE: Final = 0.05
 WHO: Final = (
     "nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv (on the host: a container shows its own only)"
 )
+KERNEL_LOG: Final = "dmesg -T | grep -i -E 'killed process|oom'"
 _STARTING: Final = frozenset(
     {
         "run_scheduler_process",
@@ -38,7 +39,7 @@ _STARTING: Final = frozenset(
     }
 )
 """Functions that both engines pass while they start; SGLang's scheduler passes the first while it serves as well, below its loop."""
-_SERVING: Final = frozenset({"serving", "prefill", "decode", "first_request"})
+_SERVING: Final = frozenset({"serving", "prefill", "decode"})
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 def judge(symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame, ...], server: Server | None) -> Cause:
     """The cause of one failure."""
-    for rule in (_not_memory, _host, _of_the_engine, _named_library, _startup_check):
+    for rule in (_silent_end, _not_memory, _host, _of_the_engine, _named_library, _startup_check):
         found = rule(symptom, numbers, server)
         if found is not None:
             return _with_flags(found, server)
@@ -172,6 +173,25 @@ def _reasons(symptom: Symptom) -> str:
     return f" ({'; '.join(symptom.notes)})" if symptom.notes else ""
 
 
+def _silent_end(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
+    """A process that died without a word."""
+    if symptom.role != "consequence":
+        return None
+    text = "A process of the server died, and no line of the input says of what."
+    asked = (
+        Candidate(
+            "unknown",
+            "An exception whose traceback is not in this input: another process, or another rank's log, has it.",
+            "the first ERROR or traceback in the whole log of every process: memledger oom LOG...",
+        ),
+        Candidate("host_memory", "The kernel or the container's limit killed it.", KERNEL_LOG),
+        Candidate(
+            "not_device_memory", "The driver ended it: a fault of a kernel or of the GPU.", "dmesg -T | grep -i xid"
+        ),
+    )
+    return Cause("unknown", 0.2, text, "what the input does not hold", asked, device_memory=None)
+
+
 _HOST: Final = {
     "kernel_oom": "The machine ran out of host memory, and the kernel killed a process",
     "cgroup_oom": "A container or job reached its host memory limit, and the kernel killed a process of it",
@@ -196,7 +216,7 @@ def _host(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | 
             Candidate(
                 "host_memory",
                 "The kernel or the container's limit killed it.",
-                "dmesg -T | grep -i -E 'killed process|oom'",
+                KERNEL_LOG,
             ),
             Candidate("unknown", "Somebody or a supervisor stopped it.", "journalctl -n 200; kubectl describe pod"),
         )

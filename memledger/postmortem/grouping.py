@@ -85,6 +85,8 @@ class Grouped:
         members = _by_start(found, self._starts)
         for (_, start), same in members.items():
             found_here = _roots(same)
+            if not found_here:
+                found_here = _silent_end(same, report.servers[start] if start is not None else None)
             for root in found_here or _went_on(same):
                 self._add(root, start, went_on=not found_here)
         self.groups = _merged(self.groups, report, found)
@@ -214,6 +216,16 @@ def _roots(members: Sequence[Symptom]) -> list[Symptom]:
     if named or alone:
         return sorted([*named, *alone], key=lambda s: s.line)
     return [s for s in members if s.role == "not_memory"] or [s for s in members if _ends_processes(s)]
+
+
+def _silent_end(members: Sequence[Symptom], server: Server | None) -> list[Symptom]:
+    """The first line on a process that died, where no line says of what, and nothing that it was told to stop."""
+    ends = [s for s in members if s.role == "consequence"]
+    if any(s.kind in {"exception", "recovered"} for s in members):
+        return []
+    if server is not None and (server.state != "failed" or any(f.kind != "process_died" for f in server.failures)):
+        return []
+    return ends[:1]
 
 
 def _went_on(members: Sequence[Symptom]) -> list[Symptom]:

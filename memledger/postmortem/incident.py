@@ -40,7 +40,6 @@ Phase = Literal[
     "pools",
     "graph_capture",
     "warmup",
-    "first_request",
     "serving",
     "prefill",
     "decode",
@@ -149,11 +148,15 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One of the possible causes, where the input does not decide: `command` would."""
+    """One of the possible causes, where the input does not decide: `command` would.
+
+    `previous_start`: the start before this one in the same log.
+    """
 
     kind: Kind
     cause: str
     command: str | None = None
+    previous_start: bool = False
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -179,6 +182,8 @@ class Decoded(msgspec.Struct, frozen=True):
 
 class Incident(msgspec.Struct, frozen=True):
     """One failure. `server` is the index in `servers`, None where the input holds no start that it belongs to.
+
+    `code`: the stable code of the cause (docs/findings.md, ML211 to ML249); of one kind several have opposite remedies.
 
     `fatal`: whether the server, or a process of it, ended by it (None: the input does not say). `device_memory`: whether
     device memory ran out at all (None: not known). `ranks`: labels of the ranks that failed alike.
@@ -206,6 +211,7 @@ class Incident(msgspec.Struct, frozen=True):
     collect: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     basis: str = ""
+    code: str = ""
 
 
 class OomReport(msgspec.Struct, frozen=True, rename={"schema_": "schema"}):

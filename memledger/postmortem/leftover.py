@@ -31,7 +31,7 @@ def previous_start(report: Report, index: int | None, root: Symptom, numbers: Nu
     apart = seconds_between(earlier.ended_at, root.time)
     if same:
         text = f"Process {same[0]}, which holds memory here, is of the start before in this log: it was not ended."
-        return Candidate("other_process", text, f"kill {same[0]}")
+        return Candidate("other_process", text, f"kill {same[0]}", previous_start=True)
     sizes = [held(rank.entries).bytes for rank in earlier.ranks]
     fitting = [size for size in sizes if LEAST_SHARE * taken <= size <= taken + SPREAD]
     if not fitting or (apart is not None and not 0 <= apart <= LONGEST_SECONDS):
@@ -46,7 +46,7 @@ def previous_start(report: Report, index: int | None, root: Symptom, numbers: Nu
     command = (
         f"ps -o pid,ppid,lstart,args -p {','.join(map(str, pids[:16]))}" if pids else "ps -eo pid,ppid,lstart,args"
     )
-    return Candidate("other_process", text, command)
+    return Candidate("other_process", text, command, previous_start=True)
 
 
 def held_by_others(numbers: Numbers) -> int | None:

@@ -23,7 +23,6 @@ PHASES: Final[dict[str, str]] = {
     "pools": "while allocating the pools",
     "graph_capture": "in graph capture",
     "warmup": "in warm-up",
-    "first_request": "at the first request",
     "serving": "while serving",
     "prefill": "while serving, in a prefill",
     "decode": "while serving, in a decode step",
@@ -125,7 +124,8 @@ def confidence(one: Incident) -> str:
     else:
         words = "Not known: the input does not decide"
     basis = f", from {clean(one.basis, 300)}" if one.basis else ""
-    kind = "" if one.kind == "unknown" else f" Kind: {one.kind}."
+    code = f" ({one.code})" if one.code else ""
+    kind = f" Code: {one.code}." if one.kind == "unknown" and one.code else f" Kind: {one.kind}{code}."
     return f"{words} (confidence {value:.2f}{basis}).{kind}"
 
 
