@@ -5,9 +5,12 @@ python docs/make_pictures.py            # needs Chromium and the extra `html`; w
 
 from __future__ import annotations
 
+import html
+import re
 import sys
 import tempfile
 import urllib.parse
+from collections import Counter
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -36,6 +39,16 @@ _DRAW = """(() => {
 })()"""
 
 
+def _short(svg: str) -> str:
+    """The same picture with a class for each style that stands in it more than once."""
+    styles = [style for style, count in Counter(re.findall(r' style="([^"]*)"', svg)).items() if count > 1]
+    for number, style in enumerate(styles):
+        svg = svg.replace(f' style="{style}"', f' data-s="{number}"')
+    rules = "".join(f'[data-s="{number}"]{{{style}}}' for number, style in enumerate(styles))
+    head, end, rest = svg.partition(">")
+    return f"{head}{end}<style>{html.unescape(rules)}</style>{rest}"
+
+
 def main() -> None:
     """Write every picture."""
     sys.path.insert(0, str(ROOT / "tests"))
@@ -56,7 +69,7 @@ def main() -> None:
                 app.run([*full, "--no-live", "--html", str(page)])
                 browser.open(page, width=WIDTH + 80)
                 drawn = browser.run(_DRAW.replace("NUMBER", str(number)).replace("WIDTH", str(WIDTH)))
-                svg = urllib.parse.unquote(drawn.partition(",")[2])
+                svg = _short(urllib.parse.unquote(drawn.partition(",")[2]))
                 (HERE / "pictures" / f"{name}.svg").write_text(svg + "\n", encoding="utf-8")
     finally:
         browser.close()
