@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, /, files: tuple[str, ...], follow: bool, **options: Any) -> None:
     """Where the memory of an SGLang or vLLM server went, from its log, or (--pid) from the running server.
 
-    FILES may be several logs of one job, compressed (.gz .xz .zst .bz2), or - for standard input; or a snapshot. No GPU is needed.
+    FILES may be several logs of one job, compressed (.gz .xz .zst .bz2), or - for standard input; or a snapshot, or a recording of watch. No GPU is needed.
     """
     machine = Machine(**{name: options.pop(name) for name in Machine.__struct_fields__})
     asked = Asked(**options)
@@ -69,11 +69,11 @@ def _check(files: Sequence[str], machine: Machine, asked: Asked, *, follow: bool
     if machine.api_key_env is not None and machine.pid is None:
         raise click.UsageError("--api-key-env goes with --pid.")
     if any(_is_snapshot([name]) for name in files) and (len(files) > 1 or machine.asked):
-        raise click.UsageError("A snapshot stands alone: it holds its own log and machine.")
+        raise click.UsageError("A snapshot or a recording stands alone: it holds its own log and machine.")
 
 
 def _is_snapshot(files: Sequence[str]) -> bool:
-    """Whether the one input is a snapshot, by its first bytes. A pipe is left alone: what is read of it is gone."""
+    """Whether the one input is a snapshot or a recording, by its first bytes. A pipe is left alone: what is read of it is gone."""
     if len(files) != 1 or files[0] == "-":
         return False
     from memledger.opening import open_file
@@ -86,7 +86,7 @@ def _is_snapshot(files: Sequence[str]) -> bool:
             head = file.read(64)
     except (OSError, ValueError):
         return False
-    return head.lstrip().startswith(b"{") and b"memledger-snapshot/" in head
+    return head.lstrip().startswith(b"{") and (b"memledger-snapshot/" in head or b"memledger-recording/" in head)
 
 
 def _live_words(machine: Machine) -> list[str]:

@@ -45,22 +45,54 @@ def _from_snapshot(name: str, asked: Asked) -> int:
         raise click.UsageError(
             "A snapshot holds the card's size and the model: --gpu-total and --model-config are not used."
         )
+    if _is_recording(name):
+        return _from_recording(name, asked)
     try:
         taken = read(name)
     except SnapshotError as error:
-        app.say(f"memledger: {error}")
-        if asked.format_ == "json":
-            from memledger.cli import output
-            from memledger.report.json import encode
-
-            output.write_bytes(encode(_empty(Source("log", "unavailable", str(error)))))
-        return app.UNREADABLE
+        return _unreadable(str(error), asked)
     if taken.kind == "ps":
         return _listed(taken, asked)
     if taken.kind != "explain" or taken.report is None:
         app.say(f"memledger: {clean(name)} is a snapshot of `memledger {taken.kind}`: it holds no report to show.")
         return app.NOTHING_RECOGNISED
     return _show(ReadResult(taken.report), taken, asked, taken.command)
+
+
+def _unreadable(why: str, asked: Asked) -> int:
+    app.say(f"memledger: {why}")
+    if asked.format_ == "json":
+        from memledger.cli import output
+        from memledger.report.json import encode
+
+        output.write_bytes(encode(_empty(Source("log", "unavailable", why))))
+    return app.UNREADABLE
+
+
+def _is_recording(name: str) -> bool:
+    from memledger.opening import open_file
+    from memledger.watch.recording import is_recording
+
+    try:
+        with open_file(name) as file:
+            return is_recording(file.read(200))
+    except (OSError, ValueError):
+        return False
+
+
+def _from_recording(name: str, asked: Asked) -> int:
+    """The ledger of the recording's last look, with what grew while it was made."""
+    from memledger.watch.board import Board
+    from memledger.watch.recording import Reader, RecordingError
+
+    board, reader = Board(), Reader(name)
+    try:
+        for event in reader.events():
+            board.take(event)
+    except RecordingError as error:
+        return _unreadable(str(error), asked)
+    result = ReadResult(Selection(asked.select, asked.ignore).apply(board.concluded()), tuple(reader.troubles))
+    return finish(result, shown_options(asked, f"memledger explain {clean(name)}"), asked)
 
 
 def _listed(taken: Snapshot, asked: Asked) -> int:

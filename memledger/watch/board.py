@@ -14,7 +14,7 @@ import msgspec
 
 from memledger import __version__
 from memledger.findings import live as live_findings
-from memledger.ledger import Finding, LiveGpu, LiveUsage, Report, Source
+from memledger.ledger import Finding, LiveUsage, Report, Source
 from memledger.live.sample import Device, GpuProcess, LiveServer, Sample
 from memledger.reconcile import reconcile
 from memledger.watch import growth_findings
@@ -24,6 +24,8 @@ from memledger.watch.series import Load, Series
 MOST_KNOWN: Final = 60
 """Comings and goings that are kept."""
 MOST_SERIES: Final = 512
+JUDGED_EVERY_S: Final = 15.0
+"""Seconds between judgements of growth while nobody asks."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -49,7 +51,10 @@ class Board:
         """When each finding was first there, by its code."""
         self._report: Report | None = None
         self._lined_up: Report | None = None
-        self._load: dict[str, Load] = {}
+        self._growth: tuple[Finding, ...] = ()
+        self._judged_s: float | None = None
+        self._whose: tuple[object, frozenset[tuple[str, int]]] | None = None
+        self._load = Load()
         self._offset_s = 0.0
         self._clock_s = 0.0
 
@@ -67,14 +72,47 @@ class Board:
 
     def report(self) -> Report:
         """The ledger of the last moment, with the findings on it and on growth."""
+        report = self._ledger()
+        if self._judged_s != self._clock_s:
+            self._judge(report)
+        return growth_findings.attach(report, self._growth)
+
+    def _ledger(self) -> Report:
+        """The ledger of the last moment without what grew; made once for each."""
         if self._lined_up is None:
             report = self._report or _nothing()
             last, start = self.last, self.start
             if last is not None and last.sample is not None and start is not None:
                 report = reconcile(report, last.sample, pid=start.pid, own_log=start.own_log, built=start.built)
                 report = live_findings.attach(report)
-            self._lined_up = self._with_growth(report)
+            self._lined_up = report
         return self._lined_up
+
+    def _judge(self, report: Report) -> None:
+        self._growth, self._judged_s = growth_findings.of_series(self.series, report), self._clock_s
+        at = self.last.at if self.last is not None else ""
+        server = growth_findings.watched(growth_findings.attach(report, self._growth))
+        for finding in server.findings if server is not None else ():
+            self.first_seen.setdefault(finding.code, at)
+
+    def concluded(self) -> Report:
+        """The report as it stands for the whole watch: with a note on how much was seen."""
+        report = self.report()
+        if not self.moments or self.last is None:
+            return report
+        note = f"a recording of {self.moments:,} looks from {self.first_at} to {self.last.at}"
+        note += (
+            f", over {self.starts} starts of the server: what grew is said of the last one" if self.starts > 1 else ""
+        )
+        if report.live is not None:
+            return msgspec.structs.replace(
+                report, live=msgspec.structs.replace(report.live, notes=(note, *report.live.notes))
+            )
+        server = growth_findings.watched(report)
+        if server is None:
+            return report
+        changed = msgspec.structs.replace(server, notes=(note, *server.notes))
+        return msgspec.structs.replace(report, servers=tuple(changed if s is server else s for s in report.servers))
 
     def findings(self) -> tuple[Finding, ...]:
         """What is known of the server that is watched, the gravest first."""
@@ -101,7 +139,7 @@ class Board:
         self.starts += 1
         self._report, self._lined_up = start.report, None
         self.series.clear()
-        self._load.clear()
+        self._load, self._whose, self._judged_s = Load(), None, None
         if before is not None:
             self.happened.append(Seen(start.at, f"{_named(start)} is watched from here on"))
 
@@ -113,24 +151,35 @@ class Board:
         if before is not None and before.sample is not None and moment.sample is not None:
             self.happened.extend(_comings(before.sample, moment.sample))
         self._follow(moment)
-        for finding in self.findings():
-            if finding.code not in self.first_seen:
-                self.first_seen[finding.code] = moment.at
+        # Judging all series takes longer than a look: now and then will do, and whenever somebody asks.
+        if self._judged_s is None or self._clock_s - self._judged_s >= JUDGED_EVERY_S:
+            self._judge(self._ledger())
 
     def _follow(self, moment: Moment) -> None:
         """Every figure of the moment into its series."""
-        loads = dict(load_figures(moment))
-        whole = self._load.setdefault("", Load()).rose(self._clock_s, loads)
-        for key, value in figures(self.report(), moment):
+        rose = self._load.rose(self._clock_s, dict(load_figures(moment)))
+        for key, value in figures(moment, self._own_processes(moment)):
             if key not in self.series:
                 if len(self.series) >= MOST_SERIES:
                     continue
                 self.series[key] = Series()
-            self.series[key].add(self._clock_s, moment.at, value, load_rose=whole)
+            self.series[key].add(self._clock_s, moment.at, value, load_rose=rose)
 
-    def _with_growth(self, report: Report) -> Report:
-        found = growth_findings.of_series(self.series, report)
-        return growth_findings.attach(report, found)
+    def _own_processes(self, moment: Moment) -> frozenset[tuple[str, int]]:
+        """Which of the driver's processes are the server's, by device; worked out anew when one comes or goes."""
+        there = _there(moment.sample)
+        if self._whose is None or self._whose[0] != there:
+            live = self._ledger().live
+            self._whose = (
+                there,
+                frozenset(
+                    (gpu_key(gpu.index, gpu.uuid), row.detail["pid"])
+                    for gpu in (live.gpus if live is not None else ())
+                    for row in gpu.rows
+                    if row.account == "server_processes" and "pid" in row.detail
+                ),
+            )
+        return self._whose[1]
 
 
 def _nothing() -> Report:
@@ -152,14 +201,13 @@ def _seconds(before: str, after: str) -> float:
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
-def figures(report: Report, moment: Moment) -> Iterator[tuple[growth_findings.Key, float]]:
-    """Every figure that is followed: by what it is, and of which GPU, process or scheduler."""
-    live = report.live
-    for gpu in live.gpus if live is not None and moment.sample is not None else ():
-        yield from _of_gpu(gpu)
-    for process in live.processes if live is not None and moment.sample is not None else ():
-        if process.used_bytes is not None:
-            yield ("process", gpu_key(process.gpu_index, process.gpu_uuid), str(process.pid)), process.used_bytes
+def figures(moment: Moment, own: frozenset[tuple[str, int]]) -> Iterator[tuple[growth_findings.Key, float]]:
+    """Every figure that is followed: by what it is, and of which GPU, process or scheduler.
+
+    `own`: the server's processes, as pairs of a device and a process id of the driver's.
+    """
+    for device in _devices(moment.sample):
+        yield from _of_device(device, own)
     resident = [p.resident_bytes for s in _servers(moment.sample) for p in s.processes if p.resident_bytes is not None]
     if resident:
         yield ("host", "", ""), sum(resident)
@@ -174,17 +222,35 @@ def figures(report: Report, moment: Moment) -> Iterator[tuple[growth_findings.Ke
             yield ("queued", "", name), usage.queued_requests
 
 
-def _of_gpu(gpu: LiveGpu) -> Iterator[tuple[growth_findings.Key, float]]:
-    name = gpu_key(gpu.index, gpu.uuid)
-    free = [row.bytes for row in gpu.rows if row.account == "free" and row.bytes is not None]
-    others = [row.bytes for row in gpu.rows if row.account == "other_processes" and row.bytes is not None]
-    if free:
-        yield ("free", name, ""), sum(free)
-    known = all(row.bytes is not None for row in gpu.rows)
-    if known and any(row.account == "server_processes" for row in gpu.rows):
-        yield ("others", name, ""), sum(others)
-    if gpu.residual.bytes is not None and known and gpu.residual.verdict != "open":
-        yield ("nobody", name, ""), gpu.residual.bytes
+def _of_device(device: Device, own: frozenset[tuple[str, int]]) -> Iterator[tuple[growth_findings.Key, float]]:
+    name = gpu_key(device.index, device.uuid)
+    if device.free_bytes is not None:
+        yield ("free", name, ""), device.free_bytes
+    others = 0
+    complete = device.processes is not None
+    for process in device.processes or ():
+        mine = (name, process.pid) in own
+        if process.used_bytes is None:
+            complete = False
+        elif mine:
+            yield ("process", name, str(process.pid)), process.used_bytes
+        else:
+            others += process.used_bytes
+    if not complete or not any(device_name == name for device_name, _ in own):
+        return
+    yield ("others", name, ""), others
+    if device.used_bytes is not None and not device.unified_memory:
+        # What NVML's first call counts as used holds the driver's part as well: it does not grow.
+        held = sum(p.used_bytes or 0 for p in device.processes or ())
+        yield ("nobody", name, ""), device.used_bytes - held
+
+
+def _there(sample: Sample | None) -> object:
+    """What is on the machine: another value whenever a process or a device came or went."""
+    return (
+        tuple((d.uuid, d.index, tuple(p.pid for p in d.processes or ())) for d in _devices(sample)),
+        tuple((s.pid, tuple(p.pid for p in s.processes)) for s in _servers(sample)),
+    )
 
 
 def gpu_key(index: int | None, uuid: str | None) -> str:
@@ -247,8 +313,8 @@ def _comings(before: Sample, now: Sample) -> Iterator[Seen]:
         yield from (Seen(now.taken_at, f"- {_process(p)} left {_shown(device)}") for p in _picked(old[name], gone))
 
 
-def _devices(sample: Sample) -> Sequence[Device]:
-    return sample.devices.devices if sample.devices is not None else ()
+def _devices(sample: Sample | None) -> Sequence[Device]:
+    return sample.devices.devices if sample is not None and sample.devices is not None else ()
 
 
 def _picked(device: Device, pids: set[int]) -> Iterable[GpuProcess]:

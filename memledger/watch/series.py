@@ -8,6 +8,8 @@ from memledger.watch.growth import Point, Trend, judge
 
 MOST_POINTS: Final = 1440
 """Points that a series keeps. When they are reached every second one goes, and from then on half as many are taken."""
+LEAST_USAGE: Final = 0.02
+"""A use of a pool that is higher by less is no new peak of load: a pool that fills slowly would explain all growth."""
 WITH_LOAD_S: Final = 5.0
 """A rise within so many seconds after a new peak of load, or one look after it, came with it."""
 
@@ -74,7 +76,8 @@ class Load:
         raised = False
         for name, value in figures.items():
             known = self._most.get(name)
-            if known is None or value > known:
+            least = 0.0 if known is None else known + (LEAST_USAGE if known <= 1 and value <= 1 else 0.5)
+            if known is None or value > least:
                 self._most[name] = value
                 raised = raised or known is not None
         if raised:
