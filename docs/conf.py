@@ -7,6 +7,7 @@ Nothing in the built pages is loaded from elsewhere.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -31,19 +32,30 @@ smartquotes = False
 
 OPTIONAL = frozenset({"watch", "metrics", "fleet", "sweep", "configuration", "performance", "security"})
 """Pages of parts of the program that a checkout may not hold."""
+OTHERS = "(other pages)"
 HELP = "<!-- help of every command -->"
+_LINK = re.compile(r"\[([^\]]*)\]\((?:\.\./)?(\w+)\.md[^)]*\)")
 
 
 def _completed(app: Sphinx, name: str, content: list[str]) -> None:
-    """Leave out of the table of contents what is not there, and print the commands' help in its page."""
+    """What depends on the checkout: the table of contents, the commands' help, and links to pages that may not be there."""
     folder = Path(app.srcdir)
+    there = {page.stem for page in folder.glob("*.md")}
     if name == "index":
-        lines = content[0].split("\n")
-        content[0] = "\n".join(x for x in lines if x not in OPTIONAL or (folder / f"{x}.md").is_file())
+        content[0] = _contents(content[0], there)
     elif name == "commands":
         from command_help import markdown
 
         content[0] = content[0].replace(HELP, markdown(folder))
+    content[0] = _LINK.sub(lambda link: link[1] if link[2] in OPTIONAL - there else link[0], content[0])
+
+
+def _contents(text: str, there: set[str]) -> str:
+    """The index without pages that are not there, and with those that have no place of their own."""
+    lines = [line for line in text.split("\n") if line not in OPTIONAL - there]
+    others = sorted(there - set(lines) - {"index"})
+    at = lines.index(OTHERS)
+    return "\n".join([*lines[:at], *others, *lines[at + 1 :]])
 
 
 def setup(app: Sphinx) -> None:
