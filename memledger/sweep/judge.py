@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from memledger.sweep.figures import distribution, growth
+from memledger.sweep.figures import Distribution, Quantile, distribution, growth
 from memledger.sweep.steps import Slo, Step
 from memledger.sweep.values import (
     Answers,
@@ -23,6 +23,7 @@ from memledger.sweep.values import (
     MemoryChange,
     NotRun,
     Outcome,
+    Rate,
     Sent,
     Settings,
     StepBegun,
@@ -76,7 +77,7 @@ def sweep(events: Sequence[Event], notes: Sequence[str] = ()) -> Sweep:
         target=begun.target,
         steps=results,
         answers=answers(results, begun.settings, begun.target),
-        growth=growths(results, begun.target),
+        growth=growths(results, begun.settings, begun.target),
         soak=tuple(trend for run in runs if run.soak for trend in trends(run.looks)),
         tokens_spent=spent,
         complete=end is not None and end.reason is None and not end.interrupted,
@@ -147,7 +148,7 @@ def result(run: Run, settings: Settings, target: Target) -> StepResult:
         total_tokens_per_s=whole,
         ttft_s=ttft_told,
         tpot_s=tpot_told,
-        decode_tokens_per_s=distribution([1 / value for value in tpot if value > 0]),
+        decode_tokens_per_s=_decode(tpot_told),
         longest_gap_s=max((o.longest_gap_s for o in good if o.longest_gap_s is not None), default=None),
         prompt_tokens=(min(prompts), max(prompts)) if prompts else None,
         exact=all(p == run.step.context for p in prompts) if prompts and len(prompts) == len(good) else None,
@@ -161,6 +162,16 @@ def result(run: Run, settings: Settings, target: Target) -> StepResult:
         cost_per_million_output=cost(settings.gpu_hour, gpus, output),
         cost_per_million_total=cost(settings.gpu_hour, gpus, whole),
     )
+
+
+def _decode(tpot: Distribution | None) -> Rate | None:
+    """The rate is the inverse of the time per token: the 99th percentile of the time is the rate that 99 of 100 reach."""
+    return None if tpot is None else Rate(_inverse(tpot.p50), _inverse(tpot.p99)) if tpot.p50.value > 0 else None
+
+
+def _inverse(time: Quantile) -> Quantile:
+    low, high = (1 / end if end else None for end in (time.high, time.low))
+    return Quantile(1 / time.value, low, high)
 
 
 def _error_name(outcome: Outcome) -> str:
@@ -314,23 +325,23 @@ def answers(results: Sequence[StepResult], settings: Settings, target: Target) -
     )
 
 
-def growths(results: Sequence[StepResult], target: Target) -> tuple[GrowthTold, ...]:
+def growths(results: Sequence[StepResult], settings: Settings, target: Target) -> tuple[GrowthTold, ...]:
     """Peak use of the pools by token and request, and of the processes' memory.
 
     A step counts where its requests ran all at once (the gauge saw as many), none waited, and nothing was cached: then use is
     that of `concurrency` requests at their full length, or less where no look fell on the fullest moment.
     """
     whole = [r for r in results if r.verdict == "stable" and r.usage.running == r.step.concurrency and not r.soak]
-    output = [r for r in whole if not r.cached_share]
+    alone = [r for r in whole if not r.cached_share]
     found = []
-    if pool := _told("KV pool in use", output, target):
+    if pool := _told("KV pool in use", alone, settings.output_tokens, target):
         found.append(pool)
     for name, values in (
-        ("GPU memory of the server's processes", [(r.memory.peak, r.memory.before, r) for r in output]),
-        ("host memory of the server's processes", [(r.memory.host_peak, r.memory.host_before, r) for r in output]),
+        ("GPU memory of the server's processes", [(r.memory.peak, r.memory.before, r) for r in alone]),
+        ("host memory of the server's processes", [(r.memory.host_peak, r.memory.host_before, r) for r in alone]),
     ):
         rises = [
-            (r.step.concurrency, r.step.context, float(peak - before))
+            (r.step.concurrency, r.step.context + settings.output_tokens, float(peak - before))
             for peak, before, r in values
             if peak is not None and before is not None
         ]
@@ -339,9 +350,9 @@ def growths(results: Sequence[StepResult], target: Target) -> tuple[GrowthTold, 
     return tuple(found)
 
 
-def _told(name: str, results: Sequence[StepResult], target: Target) -> GrowthTold | None:
+def _told(name: str, results: Sequence[StepResult], output_tokens: int, target: Target) -> GrowthTold | None:
     size, unit = (target.pool_bytes, "bytes") if target.pool_bytes else (1, "share")
-    points = [(r.step.concurrency, r.step.context, r.usage.kv * size) for r in results if r.usage.kv]
+    points = [(r.step.concurrency, r.step.context + output_tokens, r.usage.kv * size) for r in results if r.usage.kv]
     told = growth(points)
     if told is None:
         return None

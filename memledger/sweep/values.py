@@ -11,7 +11,7 @@ import msgspec
 
 from memledger.ledger import Input, Source
 from memledger.live.sample import Metrics
-from memledger.sweep.figures import Distribution, Growth
+from memledger.sweep.figures import Distribution, Growth, Quantile
 from memledger.sweep.steps import Slo, Step
 
 SCHEMA: Final = "memledger-sweep/1"
@@ -240,6 +240,13 @@ class MemoryChange(msgspec.Struct, frozen=True):
     accounts_after: dict[str, int] = {}
 
 
+class Rate(msgspec.Struct, frozen=True):
+    """Tokens per second of one request while it decodes: the median, and what 99 of 100 requests reach at least."""
+
+    p50: Quantile
+    p99: Quantile
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """One step. Rates are over the window from the first request sent to the last one ended, ramp and tail included."""
 
@@ -257,7 +264,7 @@ class StepResult(msgspec.Struct, frozen=True):
     total_tokens_per_s: float | None
     ttft_s: Distribution | None
     tpot_s: Distribution | None
-    decode_tokens_per_s: Distribution | None
+    decode_tokens_per_s: Rate | None
     longest_gap_s: float | None
     prompt_tokens: tuple[int, int] | None
     """The least and the most that the server counted of one prompt; both are the step's context where it is exact."""
