@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from memledger import words as n
 from memledger.findings.figures import NO_CONTEXT, WORTH_SAYING, Context, held
-from memledger.ledger import Finding, Live, LiveGpu, LiveProcess, LiveRow, Report, Server, Severity
+from memledger.ledger import Finding, Live, LiveGpu, LiveProcess, LiveRow, LiveUsage, Report, Server, Severity
 from memledger.units import GIB, MIB
 
 LARGE_SHARE: Final = 0.1
@@ -235,12 +235,18 @@ FAMILIES: Final = (
     lost,
 )
 
+_OF_LOAD: Final = ("ML1", "ML5")
+"""Groups of findings that rest on the log's peaks of load."""
 _ANEW: Final = frozenset({"ML301", "ML302", "ML303"})
 """Findings on the balance of the log, which the live rows of a rank replace."""
 
 
-def attach(report: Report) -> Report:
-    """The report with what the machine shows added to the findings of the start that was lined up (else of the last one)."""
+def attach(report: Report, peaks: LiveUsage | None = None) -> Report:
+    """The report with what the machine shows added to the findings of the start that was lined up (else of the last one).
+
+    `peaks`: the most that was seen of the server's load; without them what its metrics say now. Where that is more than the log
+    tells of, what was concluded from the log's peaks is concluded anew.
+    """
     live = report.live
     if live is None or not report.servers:
         return report
@@ -249,10 +255,43 @@ def attach(report: Report) -> Report:
     context = Context(live=live)
     found = [finding for family in FAMILIES if (finding := family(server, context)) is not None]
     lined_up = live.server is not None and any(e.basis == "live" for r in server.ranks for e in r.entries)
-    kept = [f for f in server.findings if not (lined_up and f.code in _ANEW) and f.code not in {g.code for g in found}]
+    told = _with_more_load(server, peaks or live.usage) if live.server is not None else server.findings
+    kept = [f for f in told if not (lined_up and f.code in _ANEW) and f.code not in {g.code for g in found}]
     changed = msgspec.structs.replace(server, findings=tuple(sorted((*kept, *found), key=lambda f: f.code)))
     servers = (*report.servers[:index], changed, *report.servers[index + 1 :])
     return msgspec.structs.replace(report, servers=servers)
+
+
+def _with_more_load(server: Server, seen: LiveUsage | None) -> tuple[Finding, ...]:
+    """The server's findings, those on its load by the most that the log or the machine shows."""
+    usage = server.usage
+    if seen is None or not usage.seen:
+        return server.findings
+    raised = msgspec.structs.replace(
+        usage,
+        peak_running_requests=_most(usage.peak_running_requests, seen.running_requests),
+        peak_queued_requests=_most(usage.peak_queued_requests, seen.queued_requests),
+        peak_kv_usage=_most(usage.peak_kv_usage, seen.kv_usage),
+        peak_state_usage=_most(usage.peak_state_usage, seen.state_usage),
+        peak_swa_usage=_most(usage.peak_swa_usage, seen.swa_usage),
+        peak_state_slots=usage.peak_state_slots if seen.state_usage is None else None,
+    )
+    before = msgspec.structs.replace(raised, peak_state_slots=usage.peak_state_slots)
+    if before == usage:
+        return server.findings
+    from memledger import findings
+
+    anew = findings.find(msgspec.structs.replace(server, usage=raised))
+    of_load = tuple(f for f in anew if f.code.startswith(_OF_LOAD))
+    return (*(f for f in server.findings if not f.code.startswith(_OF_LOAD)), *of_load)
+
+
+_Figure = TypeVar("_Figure", int, float)
+
+
+def _most(logged: _Figure | None, seen: _Figure | None) -> _Figure | None:
+    """The larger one; a figure that the log never prints stays unknown."""
+    return logged if logged is None or seen is None or seen <= logged else seen
 
 
 # ---------------------------------------------------------------------------------------------------------------- words

@@ -84,9 +84,23 @@ class Board:
             last, start = self.last, self.start
             if last is not None and last.sample is not None and start is not None:
                 report = reconcile(report, last.sample, pid=start.pid, own_log=start.own_log, built=start.built)
-                report = live_findings.attach(report)
+                report = live_findings.attach(report, self._peaks())
             self._lined_up = report
         return self._lined_up
+
+    def _peaks(self) -> LiveUsage | None:
+        """The most that was seen at once: of several engines together, the requests of all and the use of the fullest."""
+
+        def most(kind: str) -> list[float]:
+            return [one.peak for key, one in self.series.items() if key[0] == kind and one.peak is not None]
+
+        running, queued, kv, state = (most(kind) for kind in ("running", "queued", "kv", "state"))
+        return LiveUsage(
+            round(sum(running)) if running else None,
+            round(sum(queued)) if queued else None,
+            max(kv, default=None),
+            max(state, default=None),
+        )
 
     def _judge(self, report: Report) -> None:
         self._growth, self._judged_s = growth_findings.of_series(self.series, report), self._clock_s
