@@ -140,3 +140,49 @@ def test_a_death_with_a_reason_is_none_of_memory(tmp_path, capsysbinary, reason)
     path.write_text(start + ready + reason + CASES["ML248"] + "\n")
     assert app.run(["oom", str(path), "--format", "json", "--no-live"]) == 0
     assert json.loads(capsysbinary.readouterr().out)["incidents"] == []
+
+
+# ----------------------------------------------------------------------------------- other runtimes, other quotations
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "asked"),
+    [
+        (f"ERROR 10-11 12:27:29 engine.py:157] OutOfMemoryError('{OOM.partition(': ')[2]}')", "ML216", 786 * 2**20),
+        (
+            "vllm.engine.multiprocessing.MQEngineDeadError: Engine loop is not running. Inspect the stacktrace to find the "
+            f"original error: OutOfMemoryError('{OOM.partition(': ')[2]}').",
+            "ML216",
+            786 * 2**20,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: Error loading program 'jit_step': Attempting to reserve 6.00G at the bottom of memory. "
+            "That was not possible. There are 5.50G free, 0B reserved, and 5.50G reservable.",
+            "ML249",
+            6 * 2**30,
+        ),
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 49807360 bytes", "ML249", 49807360),
+        (
+            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 32.42M of "
+            "16.00M vmem. Exceeded vmem capacity by 16.42M",
+            "ML240",
+            None,
+        ),
+        (
+            "Call rtMalloc fail, purpose: page caching, type = 2, size:4110811136, device_id:0[FUNC:Alloc]",
+            "ML249",
+            4110811136,
+        ),
+        ("rtsMallocHost execution failed, reason=driver error:out of memory", "ML234", None),
+        (
+            "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for `--max-running-requests`. "
+            "req_to_token_pool.available_size()=1, num_reqs=2, ",
+            "ML219",
+            None,
+        ),
+    ],
+)
+def test_wordings_of_other_runtimes_and_quotations(incident, line, code, asked):
+    one = incident(line)
+    assert one["code"] == code
+    assert one["numbers"]["requested_bytes"] == asked

@@ -245,6 +245,13 @@ def _of_the_engine(symptom: Symptom, numbers: Numbers, server: Server | None) ->
     if symptom.kind not in {"engine_refusal", "engine_runtime"}:
         return None
     rule = symptom.rule.rpartition(".")[2]
+    if rule == "workspace_locked_growth":
+        text = "A workspace that vLLM sized and locked at its start is too small for this batch; the device itself is not short."
+        same = Advice("lower", "Lower the tokens of a batch ({chunk}), or warm up with the largest one.")
+        return Cause("workspace", 0.9, text, "the line itself", advice=(same,), device_memory=False)
+    if rule == "gemm_workspace_failed":
+        text = "A workspace of the grouped matrix multiplication, made after the pools, found too little free memory."
+        return Cause("workspace", 0.9, text, "the line itself", advice=(_lower("unknown"),))
     if rule == "state_no_memory":
         text = "After the weights there is no memory left for the recurrent state: its budget comes out below one slot."
         grow = Advice("raise", "Raise the memory fraction ({fraction}) if the device has room.")
@@ -259,6 +266,15 @@ def _of_the_engine(symptom: Symptom, numbers: Numbers, server: Server | None) ->
             Advice("raise", "Or give the pool more memory: a higher memory fraction, where the device has room."),
         )
         return Cause("state_pool", 0.9, text, "the line itself", advice=advice, device_memory=None)
+    if rule == "request_slots_failed":
+        text = "The table of request slots is full: the engine tried to run more requests than it has slots. No device memory is short."
+        fewer_requests = (
+            Advice(
+                "lower",
+                "Lower the number of running requests ({requests}), or update the engine: its own limit should prevent it.",
+            ),
+        )
+        return Cause("kv_pool", 0.9, text, "the line itself", advice=fewer_requests, device_memory=False)
     if symptom.kind == "engine_runtime":
         text = "The KV pool ran out of tokens while serving: a pool of the engine was full, not the device."
         full: tuple[Advice, ...] = (
@@ -365,11 +381,15 @@ def _device(
         return Cause("unknown", 0.5, text, "the line itself", (ask,))
     if symptom.kind == "memory_summary":
         return _summary(numbers)
+    if symptom.rule.endswith(".xla_program_too_large"):
+        return _program(symptom, numbers)
     fragmented = _fragmented(numbers)
     if fragmented is not None:
         return fragmented
     outside = numbers.outside_torch_bytes
-    if outside is not None and outside >= COMMUNICATION_BYTES and phase in {"unknown", "start"}:
+    # Graphs lie outside torch as well: where there are some, much outside says nothing of buffers.
+    graphs = bool(numbers.private_pools_bytes)
+    if outside is not None and outside >= COMMUNICATION_BYTES and phase in {"unknown", "start"} and not graphs:
         text = (
             f"This process holds {outside / GIB:.2f} GiB outside torch, far more than a context and libraries take: "
             "communication buffers (NCCL, NVSHMEM, DeepEP) or memory of another allocator."
@@ -458,6 +478,26 @@ def _summary(numbers: Numbers) -> Cause:
         advice = (Advice("change", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets torch join such pieces."),)
         return Cause("fragmentation", 0.6, text, "the memory summary", advice=advice)
     return Cause("unknown", 0.3, "A memory summary of torch after an allocation failed.", "the memory summary")
+
+
+def _program(symptom: Symptom, numbers: Numbers) -> Cause:
+    """XLA refused a program at compile time: which of the engine's steps it is of, its traceback tells at most."""
+    program, total = symptom.amounts.get("program_bytes"), numbers.total_bytes
+    sizes = (
+        f": it needs {program.bytes / GIB:.2f} GiB, and the device has {total / GIB:.2f} GiB"
+        if program is not None and total is not None
+        else ""
+    )
+    text = f"A program that XLA compiled does not fit the device's memory{sizes}. That is found before it runs."
+    asked = (
+        Candidate("weights", "The weights of a rank are too large for one device.", "the lines on loading before it"),
+        Candidate("profiling", "The largest batch or context that is compiled for.", "the traceback above it"),
+    )
+    advice = (
+        Advice("lower", "Lower what is compiled for ({chunk}, {requests}, {length})."),
+        Advice("change", "Or spread the weights over more devices."),
+    )
+    return Cause("unknown", 0.5, text, "the line itself", asked, advice)
 
 
 def _lower(phase: Phase) -> Advice:

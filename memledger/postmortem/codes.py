@@ -73,7 +73,7 @@ def code_of(cause: Cause, root: Symptom, phase: Phase, candidates: Iterable[Cand
     if cause.kind == "host_memory":
         return _OF_THE_HOST.get(root.kind, "ML234")
     if cause.kind == "workspace":
-        return "ML227" if root.kind == "workspace_overflow" else "ML226"
+        return "ML227" if cause.device_memory is False else "ML226"
     if cause.kind == "not_device_memory":
         return "ML241" if root.kind in {"allocator_retry", "recovered"} else "ML240"
     if cause.kind in {"kv_pool", "state_pool"}:

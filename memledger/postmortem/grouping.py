@@ -33,7 +33,9 @@ _ENGINES: Final = frozenset({"sglang", "vllm"})
 _OF_THE_HOST: Final = host.END_OF_PROCESS | {"host_alloc", "shm_full", "pinned_failed"}
 _OF_A_POOL: Final = frozenset({"engine_refusal", "engine_runtime"})
 """A refusal may wrap an allocation that failed before it; it leads to none after it."""
-_OF_THE_DEVICE: Final = frozenset({"torch_oom", "torch_limit", "cuda_error", "wake_up_failed", "allocation_failed"})
+_OF_THE_DEVICE: Final = frozenset(
+    {"torch_oom", "torch_limit", "cuda_error", "runtime_oom", "wake_up_failed", "allocation_failed"}
+)
 _OF_A_START: Final = frozenset({"startup_check"})
 _WEAK: Final = {
     "exit_code": 3,

@@ -32,7 +32,12 @@ _FUNCTIONS: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
             r"|_create_buffers|_init_mamba_pool|alloc(?:ate)?_memory_pool|init_cache_engine|initialize_cache|init_kv_cache"
         ),
     ),
-    ("weights", re.compile(r"load_weights|create_weights|load_model|process_weights_after_loading|download_and_load")),
+    (
+        "weights",
+        re.compile(
+            r"load_weights|create_weights|load_model|make_layers|^_?initialize_model$|process_weights_after_loading|download_and_load"
+        ),
+    ),
     ("wake_up", re.compile(r"^wake_up|resume_memory_occupation")),
     (
         "prefill",
@@ -44,7 +49,7 @@ _FUNCTIONS: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     (
         "serving",
         re.compile(
-            r"execute_model|forward_batch_generation|event_loop|run_batch|forward_thread_func|^forward$|^_forward_core$|attention_core$"
+            r"execute_model|engine_step$|^run_engine_loop$|^run_busy_loop$|forward_batch_generation|event_loop|run_batch|forward_thread_func|^forward$|^_forward_core$|attention_core$"
         ),
     ),
 )

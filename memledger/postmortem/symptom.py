@@ -17,6 +17,7 @@ KINDS: Final[dict[str, Role]] = {
     "torch_oom": "cause",
     "torch_limit": "cause",
     "cuda_error": "cause",
+    "runtime_oom": "cause",
     "library": "cause",
     "communication": "cause",
     "allocation_failed": "cause",
@@ -75,7 +76,8 @@ KINDS: Final[dict[str, Role]] = {
 """Every kind of symptom and its role.
 
 `exit_code` (137, -9: signal 9; 135, -7: bus error) alone does not say that memory ran out. `library` is cuBLAS, cuDNN or
-NCCL; `communication` NVSHMEM and DeepEP. `torch_limit` was refused by a limit on the process. `shm_full` is /dev/shm.
+NCCL; `communication` NVSHMEM and DeepEP. `torch_limit` was refused by a limit on the process. `runtime_oom` is XLA's or
+Ascend's runtime. `shm_full` is /dev/shm.
 `engine_refusal` is the engine's own arithmetic before it serves, `engine_runtime` a pool that ran out while it serves
 (tokens or slots, not bytes), `startup_check` what it says of others on the GPU. `kernel_oom` is the whole machine,
 `cgroup_oom` the limit of a container, pod or job. `exception` is the end of any other traceback.

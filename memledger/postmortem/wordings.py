@@ -23,6 +23,11 @@ KIND_OF_RULE: Final[dict[str, str]] = {
     "any.nvml_hides_oom": "nvml_hides_oom",
     "any.alloc_call_failed": "allocation_failed",
     "any.alloc_retry": "allocator_retry",
+    "any.xla_program_too_large": "runtime_oom",
+    "any.xla_oom": "runtime_oom",
+    "any.xla_on_chip": "on_chip_memory",
+    "any.ascend_oom": "runtime_oom",
+    "any.ascend_host_oom": "pinned_failed",
     "any.host_alloc_failed": "host_alloc",
     "any.shm_failed": "shm_full",
     "any.on_chip_memory": "on_chip_memory",
@@ -99,6 +104,7 @@ PHASE_OF_RULE: Final[dict[str, str]] = {
     "sglang.retract_failed": "serving",
     "sglang.state_slots_exhausted": "serving",
 }
+_SHORT: Final = {"tried": "requested", "free": "free", "total": "total", "program": "program", "missing": "missing"}
 SIZE_NAMES: Final[dict[str, str]] = {
     "tried": "requested",
     "array": "requested",
@@ -125,6 +131,8 @@ SIZE_NAMES: Final[dict[str, str]] = {
     "mapped": "requested",
     "segment": "requested",
     "bytes": "requested",
+    "size": "requested",
+    **{f"{name}_{unit}": full for name, full in _SHORT.items() for unit in ("mib", "kib")},
     **{f"limit_{unit}": "limit" for unit in ("gib", "mib", "kib", "tib", "g", "m", "b")},
 }
 COUNT_NAMES: Final[dict[str, str]] = {
