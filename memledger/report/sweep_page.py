@@ -105,7 +105,7 @@ def _pools(steps: Sequence[StepResult]) -> tuple[Figure, ...]:
 def _intervals(steps: Sequence[StepResult]) -> tuple[Grid, ...]:
     if not steps:
         return ()
-    return (_grid("Intervals", v.INTERVAL_HEADS, [v.interval_row(s) for s in steps], v.INTERVAL_NOTE),)
+    return (_grid("Intervals", v.INTERVAL_HEADS, [row for s in steps for row in v.interval_rows(s)], v.INTERVAL_NOTE),)
 
 
 def _memory(sweep: Sweep) -> tuple[Grid, ...]:

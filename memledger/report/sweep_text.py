@@ -26,8 +26,8 @@ def render(report: SweepReport, style: Style | None = None) -> str:
         lines += _reasons(sweep, style)
         lines += textwrap.wrap(v.STEP_NOTE, style.width)
     if any(one.requests for one in measured):
-        rows = [v.interval_row(one) for one in measured if one.requests]
-        lines += ["", *_table(v.INTERVAL_HEADS, rows, style, left=(0,)), *textwrap.wrap(v.INTERVAL_NOTE, style.width)]
+        rows = [row for one in measured for row in v.interval_rows(one)]
+        lines += ["", *_table(v.INTERVAL_HEADS, rows, style, left=(0, 1)), *textwrap.wrap(v.INTERVAL_NOTE, style.width)]
     lines += _memory(sweep, style)
     for trend in sweep.soak:
         lines += textwrap.wrap(f"soak: {v.trend_words(trend)}.", style.width)

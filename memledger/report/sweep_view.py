@@ -15,7 +15,7 @@ LAG_LIMIT_S: Final = 0.005
 """Above this the client's own delay is said: it waits in steps of 20 ms, and a millisecond of that is the timer's."""
 
 STEP_HEADS: Final = ("context", "at once", "done", "TTFT s", "p99", "tok/s", "p99", "out/s", "req/s", "KV", "verdict")
-INTERVAL_HEADS: Final = ("step", "TTFT p50, s", "TTFT p99, s", "per token p50, ms", "per token p99, ms")
+INTERVAL_HEADS: Final = ("step", "time", "median", "99th percentile")
 INTERVAL_NOTE: Final = (
     "In brackets the 95 % interval between two of the measured values (order statistics; it assumes nothing of how they are "
     "distributed). An open end: too few requests for it (the 99th percentile needs 368 for an upper one)."
@@ -113,21 +113,17 @@ def step_row(one: StepResult) -> list[str]:
     ]
 
 
-def interval_row(one: StepResult) -> list[str]:
+def interval_rows(one: StepResult) -> list[list[str]]:
     """One step's quantiles with their intervals, in the order of `INTERVAL_HEADS`."""
-    ttft, tpot = one.ttft_s, one.tpot_s
+    told = (("first token, s", one.ttft_s, 1), ("per token, ms", one.tpot_s, 1000))
     return [
-        one.step.name,
-        _interval(ttft.p50 if ttft else None, 1),
-        _interval(ttft.p99 if ttft else None, 1),
-        _interval(tpot.p50 if tpot else None, 1000),
-        _interval(tpot.p99 if tpot else None, 1000),
+        [one.step.name, name, _interval(found.p50, scale), _interval(found.p99, scale)]
+        for name, found, scale in told
+        if found is not None
     ]
 
 
-def _interval(found: Quantile | None, scale: float) -> str:
-    if found is None:
-        return UNKNOWN
+def _interval(found: Quantile, scale: float) -> str:
     low, high = ("" if end is None else _s(end * scale) for end in (found.low, found.high))
     return f"{_s(found.value * scale)} [{low}..{high}]"
 
