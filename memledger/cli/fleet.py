@@ -140,7 +140,7 @@ def _card(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
 )
 @click.option(
     "--width",
-    type=click.IntRange(min=40),
+    type=click.IntRange(min=60),
     metavar="COLUMNS",
     help="Width of the text (default: the terminal's; 80 when piped).",
 )
@@ -211,7 +211,7 @@ def _places(out: Path) -> Places:
     from memledger.cli.output import WriteError
     from memledger.fleet import output
 
-    if "://" in str(out):
+    if out.parts and out.parts[0].endswith(":"):  # a path has lost one of the slashes
         raise click.UsageError("--out is a folder or file of this machine; copy its files to the store afterwards.")
     places = output.places(out)
     try:

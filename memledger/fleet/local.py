@@ -6,7 +6,9 @@ The standard pools lose what a killed process had, or wait for it for ever; here
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -169,8 +171,21 @@ def _how(code: int | None) -> str:
     return f"{name}: killed by hand, or by the kernel for want of memory" if name == "SIGKILL" else name
 
 
+def _end_with_parent() -> None:
+    """End this process when the one that asks has ended, whatever it does then: a file may keep it for long."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _serve(pipe: Connection, settings: Settings, reader: Reader) -> None:
     """What a process does: files in, outcomes out, until nobody asks any more."""
+    _end_with_parent()
     one.prepare(settings)
     limit_memory(settings.memory_limit_bytes)
     try:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from tabulate import tabulate
 
 from memledger import words as n
@@ -13,6 +14,8 @@ from memledger.fleet.summary import Figures, Group, Summary, WorstRank
 from memledger.report.fleet_json import FleetReport
 from memledger.report.text import Style, to_ascii
 
+LEAST_WIDTH: Final = 60
+"""The figures take so much beside the shortest name."""
 _UNKNOWN: Final = "-"
 _LEAST_CELL: Final = 8
 _FLEET: Final = "the fleet"
@@ -34,6 +37,7 @@ _STATUS_WORDS: Final = {
 def render(report: FleetReport, style: Style | None = None) -> str:
     """The whole report as text, ending in a newline."""
     style = style or Style()
+    style = msgspec.structs.replace(style, width=max(style.width, LEAST_WIDTH))
     fleet = report.fleet
     lines = _wrapped(_first(report), style)
     if fleet.groups:
@@ -119,7 +123,11 @@ def _worst(ranks: Sequence[WorstRank], style: Style) -> list[str]:
     ]
     heads = ["rank", *_NUMBERS[2:5]]
     place = [f"{rank.rank}, start {rank.start}" if rank.start > 1 else rank.rank for rank in ranks]
-    taken = max(map(len, place)) + sum(max(len(h), *(len(r[i]) for r in numbers)) for i, h in enumerate(heads[1:])) + 8
+    taken = (
+        max(len(heads[0]), *map(len, place))
+        + sum(max(len(h), *(len(r[i]) for r in numbers)) for i, h in enumerate(heads[1:]))
+        + 8
+    )
     room = max(_LEAST_CELL, style.width - taken)
     rows = [[_cut(r.file, room, start=True), where, *row] for r, where, row in zip(ranks, place, numbers, strict=True)]
     table = tabulate(
