@@ -109,7 +109,10 @@ class LocalEngine:
 
     def _fill(self, waiting: deque[Work]) -> None:
         while len(self._workers) < min(self._count, len(waiting) + sum(w.work is not None for w in self._workers)):
-            self._workers.append(_Worker(self._context, self._settings, self._reader))
+            try:
+                self._workers.append(_Worker(self._context, self._settings, self._reader))
+            except OSError as error:
+                raise EngineError(f"a process can't be started: {error.strerror or error}.") from error
         for worker in self._workers:
             if worker.ready and worker.work is None and waiting and worker.give(waiting[0]):
                 waiting.popleft()

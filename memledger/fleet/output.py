@@ -12,7 +12,7 @@ import msgspec
 from memledger.atomic import replacing
 from memledger.fleet.columns import COLUMNS, Column, Row
 
-GROUP_ROWS: Final = 65_536
+GROUP_ROWS: Final = 16_384
 """Rows of one Parquet row group: what is in memory at once, and the same whatever engine read the files."""
 _LINES: Final = 512
 FOLDER_NAMES: Final = ("ranks.parquet", "ranks.jsonl", "journal.jsonl")
