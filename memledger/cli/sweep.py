@@ -28,6 +28,8 @@ Value = TypeVar("Value")
 INSTALL: Final = "pip install 'gpu-memledger[sweep]'"
 MOST_TOKENS: Final = 20_000_000
 MOST_TOKENS_SOAK: Final = 1_000_000_000
+QUIET_S: Final = 1.0
+"""For so long a server must have answered nobody to count as idle."""
 LARGEST_DATA: Final = 64 * 2**20
 TEXT_OF_TOKENS: Final = 4_000_000
 """Characters of a data file that are turned into tokens."""
@@ -338,7 +340,7 @@ async def _others(client: httpx.AsyncClient, counters: Counters) -> str | None:
 
     if counters.metrics is None or counters.metrics.running_requests is None:
         return "the server serves no metrics, so it can't be told whether others use it"
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(QUIET_S)
     again = await server.counters(client)
     for seen in (counters, again):
         if seen.metrics is None:

@@ -155,6 +155,7 @@ class Runner:
     async def _warm_up(self) -> None:
         """One request, so that no step pays for what the server does once; and whether it answers at all."""
         shortest = min(self._settings.contexts)
+        await self._learn_length(shortest)
         outcome = await self._one(shortest, min(self._settings.output_tokens, 16), warm_up=True)
         if outcome.error is not None:
             raise Stop(f"the first request failed: {outcome.reason}")

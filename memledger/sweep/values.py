@@ -102,8 +102,8 @@ class Look(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: Memory | None = None
 
 
-class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was asked for. `tokens_by`: how prompts get their length."""
+class Settings(msgspec.Struct, frozen=True):
+    """What was asked for; `seed` keeps the prompts of this run apart from those of others."""
 
     url: str
     contexts: tuple[int, ...]
@@ -123,10 +123,10 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
 
 
-class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+class Target(msgspec.Struct, frozen=True):
     """The server as it was found.
 
-    `bytes_per_token` and `state_bytes_per_request`: the model's arithmetic, of one GPU; `pool_bytes`: the KV pool of one GPU.
+    `tokens_by`: how prompts get their length. `bytes_per_token` and `state_bytes_per_request`: the model's arithmetic, of one GPU; `pool_bytes`: the KV pool of one GPU.
     """
 
     framework: Literal["sglang", "vllm"] | None = None

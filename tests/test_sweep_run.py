@@ -1,0 +1,320 @@
+"""`memledger sweep` against a small server that streams, counts, and misbehaves as told."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+from sweep_server import Behaviour, Server
+
+pytest.importorskip("httpx")
+
+from memledger.cli import app
+from memledger.report import sweep_json
+from memledger.sweep import journal
+
+SMALL = ["--contexts", "32,64", "--concurrency", "1,3", "--requests", "6", "--output-tokens", "5"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Sweeps a server; gives (exit code, the report as JSON or None, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("memledger.cli.sweep.QUIET_S", 0.05)
+    monkeypatch.setattr("memledger.sweep.runner.SETTLES_WITHIN_S", 0.3)
+
+    def sweep(server, *arguments, small=SMALL, format_="json"):
+        code = app.run(["sweep", server.url, *small, "--results", "r.jsonl", "--format", format_, *arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, json.loads(out) if out and format_ == "json" else out, err
+
+    return sweep
+
+
+def test_requests_and_tokens_are_those_the_server_counted(run):
+    with Server(Behaviour(first_delay=0.01)) as server:
+        code, report, _ = run(server, "--slo", "ttft=30s,tpot=30s", "--gpu-hour", "2", "--gpus", "2")
+    assert code == 0
+    sweep = report["sweep"]
+    assert [(s["step"]["context"], s["step"]["concurrency"]) for s in sweep["steps"]] == [
+        (32, 1),
+        (32, 3),
+        (64, 1),
+        (64, 3),
+    ]
+    for step in sweep["steps"]:
+        context = step["step"]["context"]
+        assert (step["verdict"], step["requests"], step["exact"]) == ("stable", 6, True)
+        assert step["prompt_tokens"] == [context, context]
+        # Counted by the server over the step: ours and nothing else.
+        assert step["counted"] == {"requests": 6, "prompt_tokens": 6 * context, "output_tokens": 30, "preemptions": 0,
+                                   "others": 0, "ttft_mean_s": pytest.approx(0.01)}  # fmt: skip
+        assert step["ttft_s"]["count"] == step["tpot_s"]["count"] == 6
+        assert step["ttft_s"]["p50"]["value"] >= 0.01
+        assert step["meets_slo"] == "yes"
+    assert sweep["tokens_spent"] == server.prompt_tokens + server.output_tokens
+    assert (
+        sweep["answers"]["longest_context"] == sweep["answers"]["most_concurrency"] == {"context": 64, "concurrency": 3}
+    )
+    assert sweep["answers"]["concurrency_per_gpu"] == 1.5
+    assert server.most_running == 3
+    assert sweep["complete"]
+    jsonschema.Draft202012Validator(sweep_json.schema()).validate(report)
+
+
+def test_no_two_prompts_begin_alike_and_a_shared_prefix_is_shared(run, tmp_path):
+    with Server() as server:
+        assert run(server)[0] == 0
+        long = [tuple(p) for p in server.prompts if len(p) == 64]
+        assert len({p[:16] for p in long}) == len(long) == 12
+        server.prompts.clear()
+        (tmp_path / "r.jsonl").unlink()
+        code, report, _ = run(server, "--shared-prefix", "0.75")
+        long = [tuple(p) for p in server.prompts if len(p) == 64]
+        # Each of the two steps fills the cache with one request first, which is no part of its figures.
+        assert (code, len(long), len({p[:48] for p in long}), len(set(long))) == (0, 14, 1, 14)
+    assert [s["requests"] for s in report["sweep"]["steps"]] == [6] * 4
+
+
+def test_without_a_tokenizer_the_usage_figures_size_the_prompts(run):
+    with Server(Behaviour(tokenizer=False)) as server:
+        code, report, _ = run(server)
+    assert code == 0
+    assert report["sweep"]["target"]["tokens_by"] == "usage"
+    assert [s["prompt_tokens"] for s in report["sweep"]["steps"]] == [[32, 32], [32, 32], [64, 64], [64, 64]]
+    assert "no /tokenize" in report["sweep"]["target"]["notes"][0]
+
+
+def test_a_crash_at_a_context_stops_there_and_keeps_what_held(run):
+    with Server(Behaviour(crash_at=64)) as server:
+        code, report, _ = run(server)
+    steps = report["sweep"]["steps"]
+    assert (code, [s["verdict"] for s in steps]) == (1, ["stable", "stable", "failed"])
+    assert steps[-1]["errors"] == {"broken_off": 1}
+    assert report["sweep"]["answers"]["longest_context"] == {"context": 32, "concurrency": 3}
+    assert "64 x 1 failed" in report["sweep"]["ended"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("redirect", "not followed"),
+        ("busy", "too many requests"),
+        ("page", "text/html"),
+        ("hostile", "no piece of a completion"),
+        ("error", "out of"),
+        ("endless", "more than the 5 tokens"),
+        ("break", "broke off"),
+    ],
+)
+def test_a_server_that_does_not_stream_is_refused_in_a_sentence(run, mode, said):
+    with Server(Behaviour(mode=mode)) as server:
+        code, report, err = run(server)
+        assert len([p for p in server.paths if p == "/v1/completions"]) == 1
+    assert (code, report["sweep"]["steps"]) == (4, [])
+    assert said in report["sweep"]["ended"]
+    assert "\x1b" not in err + json.dumps(report, ensure_ascii=False)
+    assert "sk-abc" not in json.dumps(report)
+
+
+def test_wrong_usage_gives_no_rate(run):
+    with Server(Behaviour(usage={"prompt_tokens": 32, "completion_tokens": 4000})) as server:
+        code, report, _ = run(
+            server, small=["--contexts", "32", "--concurrency", "1", "--requests", "2", "--output-tokens", "5"]
+        )
+    step = report["sweep"]["steps"][0]
+    assert (code, step["requests"], step["output_tokens_per_s"], step["tpot_s"]) == (0, 2, None, None)
+    assert "4,000 output tokens of at most 5" in step["doubts"][0]
+
+
+def test_a_server_that_counts_prompts_otherwise_is_refused(run):
+    with Server(Behaviour(usage={"prompt_tokens": 33, "completion_tokens": 5})) as server:
+        code, report, _ = run(server)
+    assert (code, report["sweep"]["steps"]) == (4, [])
+    assert "counts 33 tokens in a prompt of 32" in report["sweep"]["ended"]
+
+
+def test_a_context_beyond_the_servers_limit_is_not_sent(run):
+    with Server(Behaviour(longest=64)) as server:
+        code, report, _ = run(server)
+        assert max(len(p) for p in server.prompts) == 32
+    steps = report["sweep"]["steps"]
+    assert (code, [s["verdict"] for s in steps]) == (0, ["stable", "stable", "not_run", "not_run"])
+    assert "64 tokens at most" in steps[-1]["reason"]
+
+
+def test_the_cap_on_tokens_is_never_passed(run):
+    with Server() as server:
+        code, report, _ = run(server, "--max-tokens", "300")
+        assert 200 < server.prompt_tokens + server.output_tokens <= 300
+    assert "--max-tokens" in report["sweep"]["ended"]
+    assert (code, report["sweep"]["steps"][-1]["verdict"]) == (0, "stopped")
+
+
+def test_the_cap_on_time_ends_what_runs(run):
+    with Server(Behaviour(delay=0.02)) as server:
+        arguments = ["--contexts", "32", "--concurrency", "2", "--duration", "1h", "--output-tokens", "100000"]
+        server.behaviour.longest = None
+        code, report, _ = run(server, "--max-time", "1s", small=arguments)
+    step = report["sweep"]["steps"][0]
+    assert (code, step["verdict"], step["requests"], step["failed"]) == (4, "stopped", 0, 0)
+    assert "--max-time" in step["reason"]
+
+
+class TestOthers:
+    def test_nobody_to_ask_means_no(self, run, tmp_path):
+        with Server(Behaviour(others=2)) as server:
+            code, _, err = run(server)
+            assert "/v1/completions" not in server.paths
+        assert code == 2
+        assert "serving 2 requests of others" in err
+        assert "--yes" in err
+        assert not (tmp_path / "r.jsonl").exists()
+
+    def test_yes_means_yes(self, run):
+        with Server(Behaviour(others=2)) as server:
+            assert (
+                run(
+                    server,
+                    "--yes",
+                    small=["--contexts", "32", "--concurrency", "1", "--requests", "1", "--output-tokens", "5"],
+                )[0]
+                == 0
+            )
+
+    def test_without_metrics_it_can_t_be_told(self, run):
+        with Server(Behaviour(metrics=False)) as server:
+            code, _, err = run(server)
+        assert (code, "no metrics" in err) == (2, True)
+
+
+class TestUsage:
+    def test_the_key_is_sent_and_not_shown(self, run, monkeypatch, tmp_path):
+        monkeypatch.setenv("SWEEP_KEY", "sk-abcdefghijklmnop1234")
+        with Server() as server:
+            code, report, err = run(server, "--api-key-env", "SWEEP_KEY")
+            assert all("sk-abcdefghijklmnop1234" in head for head in server.heads)
+        assert code == 0
+        assert "sk-abc" not in err + json.dumps(report) + (tmp_path / "r.jsonl").read_text()
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ([], "Give the server to measure"),
+            (["localhost:8000"], "http://127.0.0.1:8000"),
+            (["http://x", "--contexts", "0"], "at least 1"),
+            (["http://x", "--slo", "fast"], "ttft=2s,tpot=50ms"),
+            (["http://x", "--duration", "soon"], "60s"),
+            (["http://x", "--memory-floor", "much"], "1GiB"),
+            (["http://x", "--read", "r.jsonl"], "takes no URL"),
+        ],
+    )
+    def test_wrong_usage_is_a_sentence(self, capsys, arguments, said, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert app.run(["sweep", *arguments]) == 2
+        assert said in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+    def test_nothing_there(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with Server() as server:
+            url = server.url
+        assert app.run(["sweep", url]) == 4
+        assert "/v1/models" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+    def test_without_the_extra_the_command_that_installs_it_is_named(self, capsys, monkeypatch):
+        import importlib.util
+
+        there = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else there(name))
+        assert app.run(["sweep", "http://127.0.0.1:1"]) == 2
+        assert "pip install 'gpu-memledger[sweep]'" in capsys.readouterr().err
+
+    def test_httpx_is_loaded_only_when_it_is_used(self):
+        code = "import sys, memledger.cli.sweep, memledger.sweep.runner, memledger.sweep.server; sys.exit('httpx' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class TestReports:
+    def test_every_form_tells_the_same(self, run, tmp_path, capsys):
+        with Server() as server:
+            code, report, _ = run(server)
+        assert code == 0
+        assert app.run(["sweep", "--read", "r.jsonl", "--format", "json"]) == 0
+        again = json.loads(capsys.readouterr().out)
+        assert again["sweep"] == report["sweep"]
+        assert app.run(["sweep", "--read", "r.jsonl", "--format", "csv"]) == 0
+        rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+        assert [(int(r["context"]), int(r["requests"]), r["verdict"]) for r in rows] == [
+            (s["step"]["context"], s["requests"], s["verdict"]) for s in report["sweep"]["steps"]
+        ]
+        assert app.run(["sweep", "--read", "r.jsonl"]) == 0
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        assert "The largest step that held: 3 at once with 64 tokens each." in text
+
+    def test_html(self, run, tmp_path):
+        pytest.importorskip("plotly")
+        with Server() as server:
+            assert run(server, "--html", "r.html")[0] == 0
+        page = (tmp_path / "r.html").read_text()
+        assert "Time to the first token" in page
+        assert "64 x 3" in page
+
+    def test_results_that_end_in_a_line_are_read(self, run, tmp_path, capsys):
+        with Server() as server:
+            run(server)
+        file = tmp_path / "r.jsonl"
+        file.write_bytes(file.read_bytes()[:-40])
+        assert app.run(["sweep", "--read", "r.jsonl", "--format", "json"]) == 0
+        sweep = json.loads(capsys.readouterr().out)["sweep"]
+        assert (len(sweep["steps"]), sweep["complete"]) == (4, False)
+        assert "middle of a line" in sweep["notes"][0]
+
+    def test_another_file_is_refused(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path("x.jsonl").write_text("{}")
+        assert app.run(["sweep", "--read", "x.jsonl"]) == 4
+        assert "no results file" in capsys.readouterr().err
+
+    def test_the_schema_in_the_docs_is_that_of_the_types(self):
+        file = Path(__file__).parents[1] / "docs/schema/sweep.schema.json"
+        assert file.read_text() == sweep_json.schema_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_what_was_measured(tmp_path, number):
+    """While requests run: the results have an end, the report is written, the exit code is 130."""
+    with Server(Behaviour(delay=0.005, longest=None)) as server:
+        arguments = ["--contexts", "32", "--concurrency", "2", "--duration", "1h", "--output-tokens", "40"]
+        program = subprocess.Popen(
+            [sys.executable, "-m", "memledger", "sweep", server.url, *arguments, "--results", "r.jsonl", "--format", "json"],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "COLUMNS": "80"},
+        )  # fmt: skip
+        wait_until(lambda: server.requests > 4)
+        program.send_signal(number)
+        out, err = program.communicate(timeout=60)
+        wait_until(lambda: server.running == 0)
+    assert program.returncode == 130, err
+    sweep = json.loads(out)["sweep"]
+    step = sweep["steps"][0]
+    assert (sweep["interrupted"], step["verdict"], step["failed"]) == (True, "stopped", 0)
+    assert step["requests"] >= 3
+    events, notes = journal.read(tmp_path / "r.jsonl")
+    assert (type(events[-1]).__name__, notes) == ("Ended", ())
+
+
+def wait_until(holds, within=60):
+    ends = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
