@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, cast
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def compression_of(head: bytes) -> Compression | None:
     return next((how for magic, how in _MAGIC if head.startswith(magic)), None)
 
 
-def decompressed(how: Compression, blocks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[bytes]:
+def decompressed(
+    how: Compression, blocks: Iterator[bytes], note: Callable[[str], None]
+) -> Generator[bytes, None, None]:
     """The bytes inside. A cut or damaged archive gives what could be read, and a note."""
     steps = _zstd(blocks) if how == "zstd" else _streams(how, blocks)
     done = 0

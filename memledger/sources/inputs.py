@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Literal
@@ -109,12 +110,18 @@ class OpenInput:
             if self._follow:
                 self._note(f"{how} data is read once and not followed.")
             chunks = decompressed(how, self._counted(first, follow=False), self._cut)
+            if self.size is not None:
+                # Of a file: a thread that waits for a pipe could not be ended.
+                from memledger.sources.threaded import made_ahead
+
+                chunks = made_ahead(chunks)
         started = False
-        for block in to_utf8(chunks, self._note):
-            if not started and block:
-                started = True
-                self._look_at(block)
-            yield block
+        with contextlib.closing(chunks):
+            for block in to_utf8(chunks, self._note):
+                if not started and block:
+                    started = True
+                    self._look_at(block)
+                yield block
         if not started:
             self.kind = "empty"
 
@@ -152,7 +159,7 @@ class OpenInput:
                 return False
         return True
 
-    def _counted(self, first: bytes, *, follow: bool) -> Iterator[bytes]:
+    def _counted(self, first: bytes, *, follow: bool) -> Generator[bytes, None, None]:
         """The bytes as they are in the file; what is read is told to `progress`."""
         done = 0
         try:
