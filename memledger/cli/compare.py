@@ -106,7 +106,7 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> No
     """Why B holds more or fewer KV tokens than A: a waterfall that sums, what the figures mean, what differs.
 
     A and B are logs, or JSON reports of memledger explain, of the same engine or of both. More than two inputs give a table
-    with one column each.
+    with one column each. Two results files of memledger sweep are compared step by step.
     """
     if options["expect"] is not None:
         files = (options["expect"], *files)
@@ -122,6 +122,12 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> No
         raise click.UsageError("--max-regression compares two inputs.")
     if options["start"] is not None and (options["start_a"] is not None or options["start_b"] is not None):
         raise click.UsageError("--start and --start-a or --start-b exclude each other.")
+    from memledger.sweep import journal
+
+    if any(map(journal.is_file_of_results, files)):
+        from memledger.cli import sweep
+
+        ctx.exit(sweep.compared(files, options))
     if options["html"] is not None or options["format_"] == "html":
         from memledger.cli import html_output
 

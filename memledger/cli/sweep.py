@@ -486,6 +486,35 @@ def _finish(sweep: Sweep, options: dict[str, Any], inputs: Sequence[Input]) -> i
     return _code(sweep)
 
 
+def compared(files: Sequence[str], options: dict[str, Any]) -> int:
+    """`memledger compare` of two results files; the exit code."""
+    from memledger import __version__
+    from memledger.cli import output
+    from memledger.ledger import Input
+    from memledger.report import sweep_compare
+    from memledger.sweep import compare, journal, judge
+
+    if len(files) != 2 or not all(map(journal.is_file_of_results, files)):
+        raise click.UsageError("Results of memledger sweep are compared two at a time, and with each other only.")
+    if options["format_"] not in {"text", "json"} or options["html"] is not None or options["limits"]:
+        raise click.UsageError("Two sweeps are compared as text or JSON, without --max-regression.")
+    try:
+        read = [journal.read(Path(file)) for file in files]
+    except journal.JournalError as error:
+        raise SweepError(f"{error}.") from error
+    first, second = (judge.sweep(events, notes) for events, notes in read)
+    inputs = tuple(
+        Input(file, Path(file).stat().st_size, len(events)) for file, (events, _) in zip(files, read, strict=True)
+    )
+    found = compare.compare(first, second, (files[0], files[1]))
+    report = compare.SweepCompareReport(__version__, found, inputs)
+    if options["format_"] == "json":
+        output.write_bytes(sweep_compare.encode(report))
+    else:
+        output.write(sweep_compare.render(report, output.style(options["width"], options["no_color"])))
+    return app.DONE
+
+
 def _code(sweep: Sweep) -> int:
     """130 where it was interrupted, 1 where a step failed or no step kept the limits, 4 where nothing was measured."""
     if sweep.interrupted:

@@ -66,7 +66,19 @@ def line_of(event: Event) -> bytes:
 
 def is_results(head: bytes) -> bool:
     """Whether a file that begins like this is a results file."""
-    return head.startswith(b'{"kind":"begin"') and b'"schema":"memledger-sweep/' in head
+    return head.startswith(b'{"kind":"begin"') and b'"settings":{' in head
+
+
+def is_file_of_results(path: str) -> bool:
+    """Whether a path is a results file, by its beginning."""
+    file = Path(path)
+    try:
+        if path == "-" or not file.is_file():
+            return False
+        with open_file(file) as stream:
+            return is_results(stream.read(HEAD))
+    except OSError:
+        return False
 
 
 def read(path: Path) -> tuple[list[Event], tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from memledger.ledger import Report, Server
-from memledger.live.sample import Sample
+from memledger.live.sample import LiveServer, Sample
 from memledger.sweep.values import Memory
 
 
@@ -80,7 +80,9 @@ class Machine:
             sample = self._watch.sample()
         except AttachError:
             return None
-        return memory_of(sample, self._accounts(sample) if accounts else {})
+        found = memory_of(sample, self._accounts(sample) if accounts else {})
+        # The watch looks at the processes anew only now and then.
+        return msgspec.structs.replace(found, host_bytes=_resident(sample.servers[0]))
 
     def _accounts(self, sample: Sample) -> dict[str, int]:
         from memledger.reconcile import reconcile
@@ -119,6 +121,22 @@ def memory_of(sample: Sample, accounts: dict[str, int]) -> Memory:
         _host_available(sample),
         len(own),
     )
+
+
+def _resident(server: LiveServer) -> int | None:
+    """Resident memory of the server's processes now, bytes; pages that they share count in each. None where one can't be read."""
+    import psutil
+
+    total = 0
+    for process in server.processes:
+        if not process.zombie:
+            try:
+                total += psutil.Process(process.pid).memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+            except psutil.Error:
+                return None
+    return total or None
 
 
 def _host_available(sample: Sample) -> int | None:
