@@ -153,6 +153,18 @@ def _asked_again(server: LiveServer, key: str | None) -> LiveServer:
     return msgspec.structs.replace(server, endpoints=answers, metrics=whole, metrics_by_engine=each)
 
 
+def _has_ended(server: LiveServer) -> bool:
+    """Whether a process of the server is gone since it was looked at, or the server waits to be collected."""
+    if not all(psutil.pid_exists(process.pid) for process in server.processes):
+        return True
+    try:
+        return psutil.Process(server.pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
+
 class Watch:
     """Repeated samples of one server: the driver stays open, and the process tree is scanned anew only now and then.
 
@@ -190,7 +202,7 @@ class Watch:
         devices = self._driver.sample()
         now_s = time.monotonic()
         unknown = {p.pid for d in devices.devices for p in d.processes or ()} - set(self._names)
-        ended = self._server is not None and not psutil.pid_exists(self._server.pid)
+        ended = self._server is not None and _has_ended(self._server)
         if self._server is None or ended or unknown or now_s - self._scanned > self.RESCAN_S:
             scan = proc.table()
             devices = named(devices, scan, foreign_pids=self._foreign)

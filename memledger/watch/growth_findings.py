@@ -208,7 +208,8 @@ def rate(trend: Trend) -> str:
     """A slope with its interval: `12 MiB an hour (8.0 to 15)`."""
     unit, name, per, word = _unit(abs(trend.slope))
     low, middle, high = (value * per / unit for value in (trend.low, trend.slope, trend.high))
-    return f"{_number(middle)} {name} {word} ({_number(low)} to {_number(high)})"
+    around = f" ({_number(low)} to {_number(high)})" if _number(low) != _number(high) else ""
+    return f"{_number(middle)} {name} {word}{around}"
 
 
 def _unit(per_second: float) -> tuple[int, str, float, str]:

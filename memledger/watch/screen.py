@@ -24,7 +24,7 @@ LOOKS: Final = {"error": "red", "warning": "yellow"}
 MOST_FULL: Final = 2
 """GPUs that are shown in full; of more, one line each and one in full."""
 MOST_HAPPENED: Final = 6
-LABEL: Final = 16
+LABEL: Final = 17
 LEAST_BAR: Final = 8
 
 PARTS: Final = {
