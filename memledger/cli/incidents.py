@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memledger.postmortem.facts import SymptomLog
     from memledger.postmortem.incident import Incident, OomReport
     from memledger.postmortem.symptom import Symptoms
+    from memledger.postmortem.torch_snapshot import TorchSnapshot
 
 _BEFORE_A_FAILURE: Final = frozenset({"frame", "frame_code", "vllm_frame", "traceback", "traceback_begin", "exception"})
 """Rules whose lines lead to a failure, and are none themselves: the frames say where it happened."""
@@ -51,18 +52,25 @@ class FailureTap:
 
 
 def assembled(
-    result: ReadResult, symptoms: Symptoms, model_config: Path | None, *, look_here: bool, doing: Doing | None = None
+    result: ReadResult,
+    symptoms: Symptoms,
+    model_config: Path | None,
+    *,
+    look_here: bool,
+    doing: Doing | None = None,
+    snapshots: tuple[TorchSnapshot, ...] = (),
 ) -> OomReport:
-    """The report on incidents."""
+    """The report on incidents. `snapshots`: torch's memory snapshots, evidence for the failures that they are of."""
     from memledger.pipeline import Reading
     from memledger.postmortem.assemble import incidents
     from memledger.postmortem.incident import OomReport
     from memledger.postmortem.listed import noted
 
     read = Reading(result.report, result.problems, result.heads)
-    found = noted(incidents(read, symptoms, _architecture_of(model_config, look_here=look_here), doing), symptoms)
+    architecture_of = _architecture_of(model_config, look_here=look_here)
+    found = noted(incidents(read, symptoms, architecture_of, doing, snapshots), symptoms)
     whole = result.report
-    return OomReport(whole.version, whole.inputs, whole.sources, found, whole.servers, whole.unrecognized)
+    return OomReport(whole.version, whole.inputs, whole.sources, found, whole.servers, whole.unrecognized, snapshots)
 
 
 def _architecture_of(model_config: Path | None, *, look_here: bool) -> Callable[[Server], Architecture | None]:

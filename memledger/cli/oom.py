@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memledger.cards import Total
     from memledger.cli.reading import ReadResult
     from memledger.events import Event
+    from memledger.live.snapshot import Snapshot
     from memledger.postmortem.doing import Doing
     from memledger.postmortem.incident import OomReport
     from memledger.postmortem.symptom import Symptoms
@@ -110,12 +111,16 @@ def command(
         return _collect(collect, files, format_, look_here=not no_live)
     if not files and not pickles:
         raise click.UsageError("Give what the server left behind: memledger oom server.log dmesg.txt (or - for stdin).")
-    files, pickles = _told_apart(files, pickles)
+    files, pickles, machine_files = _told_apart(files, pickles)
     snapshots, problems = _snapshots(pickles)
+    machines, unread = _machines(machine_files)
     result, symptoms, doing = _read(files, rule_files, gpu_total, model_config, look_here=not no_live)
-    report = incidents.assembled(result, symptoms, model_config, look_here=not no_live, doing=doing)
-    report = msgspec.structs.replace(report, snapshots=snapshots)
-    problems += result.problems
+    if machines:
+        result, symptoms = _beside(result, symptoms, machines)
+    report = incidents.assembled(
+        result, symptoms, model_config, look_here=not no_live, doing=doing, snapshots=snapshots
+    )
+    problems += unread + result.problems
     known = bool(report.incidents or report.servers or symptoms.found or snapshots)
     if format_ == "json":
         from memledger.cli import output
@@ -160,23 +165,65 @@ def _collect(target: Path, files: Sequence[str], format_: str, *, look_here: boo
     return app.UNREADABLE if missing else app.DONE
 
 
-def _told_apart(files: Sequence[str], pickles: Sequence[Path]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """The logs, and the files that begin as a pickle does."""
+def _told_apart(
+    files: Sequence[str], pickles: Sequence[Path]
+) -> tuple[tuple[str, ...], tuple[Path, ...], tuple[str, ...]]:
+    """The logs, the files that begin as a pickle does, and those that are a machine's snapshot."""
     from memledger.opening import open_file
+    from memledger.postmortem.machine import HEAD_BYTES, looks_like_one
     from memledger.postmortem.torch_snapshot import looks_like_pickle
 
-    def is_pickle(name: str) -> bool:
+    def head_of(name: str) -> bytes:
         path = Path(name)
         try:
             if name == "-" or not path.is_file():
-                return False
+                return b""
             with open_file(path) as file:
-                return looks_like_pickle(file.read(2))
+                return file.read(HEAD_BYTES)
         except (OSError, ValueError):
-            return False  # what can't be opened is said where it is read
+            return b""  # what can't be opened is said where it is read
 
-    found = [name for name in files if is_pickle(name)]
-    return tuple(n for n in files if n not in found), (*pickles, *(Path(name) for name in found))
+    heads = {name: head_of(name) for name in files}
+    found = [name for name in files if looks_like_pickle(heads[name])]
+    machines = [name for name in files if looks_like_one(heads[name])]
+    logs = tuple(name for name in files if name not in found and name not in machines)
+    return logs, (*pickles, *(Path(name) for name in found)), tuple(dict.fromkeys(machines))
+
+
+def _machines(files: Sequence[str]) -> tuple[tuple[tuple[str, Snapshot], ...], tuple[str, ...]]:
+    """The machines' snapshots that can be read, and one sentence on each that can't."""
+    if not files:
+        return (), ()
+    from memledger.live import snapshot
+
+    read = []
+    problems = []
+    for name in files:
+        try:
+            read.append((name, snapshot.read(name)))
+        except snapshot.SnapshotError as error:
+            problems.append(str(error))
+    return tuple(read), tuple(problems)
+
+
+def _beside(
+    result: ReadResult, symptoms: Symptoms, machines: Sequence[tuple[str, Snapshot]]
+) -> tuple[ReadResult, Symptoms]:
+    """The inputs with the machines' snapshots among them, and the symptoms with what the driver listed there."""
+    from memledger.ledger import Input
+    from memledger.postmortem.machine import MARK, symptoms_of
+    from memledger.sanitize import clean
+
+    first = len(result.report.inputs)
+    inputs = tuple(Input(name, Path(name).stat().st_size, 0) for name, _ in machines)
+    more = [
+        one for number, (name, seen) in enumerate(machines, first) for one in symptoms_of(clean(name), seen, number)
+    ]
+    report = msgspec.structs.replace(result.report, inputs=(*result.report.inputs, *inputs))
+    heads = (*result.heads, *(MARK for _ in machines))
+    return msgspec.structs.replace(result, report=report, heads=heads), msgspec.structs.replace(
+        symptoms, found=(*symptoms.found, *more)
+    )
 
 
 def _snapshots(pickles: Sequence[Path]) -> tuple[tuple[TorchSnapshot, ...], tuple[str, ...]]:

@@ -11,11 +11,12 @@ import msgspec
 from memledger.ledger import Report, Server
 from memledger.model.architecture import Architecture
 from memledger.pipeline import Reading
-from memledger.postmortem import causes, codes, decode, figures, host, leftover, phase, remedy
+from memledger.postmortem import causes, codes, decode, figures, host, leftover, phase, pieces, remedy
 from memledger.postmortem.doing import Doing, phase_of_step
 from memledger.postmortem.grouping import FRAME_LINES, Group, Grouped
 from memledger.postmortem.incident import Candidate, Decoded, Incident, Link, Moment, Numbers, Phase
 from memledger.postmortem.symptom import Frame, Symptom, Symptoms
+from memledger.postmortem.torch_snapshot import TorchSnapshot
 from memledger.prefix import text_after_prefix
 
 ArchitectureOf = Callable[[Server], Architecture | None]
@@ -45,6 +46,7 @@ def incidents(
     symptoms: Symptoms,
     architecture_of: ArchitectureOf | None = None,
     doing: Doing | None = None,
+    snapshots: Sequence[TorchSnapshot] = (),
 ) -> tuple[Incident, ...]:
     """Every failure of the inputs, those that ended a server first, then in order.
 
@@ -53,11 +55,12 @@ def incidents(
         symptoms: what their lines say about failures.
         architecture_of: gives the model of a server where it is known, for telling what was asked for.
         doing: what the servers did right before; fed with the same events as the symptoms.
+        snapshots: torch's memory snapshots beside the inputs: evidence for the failure that they are of.
     """
     grouped = Grouped(reading.report, symptoms.found)
     groups = [group for group in grouped.groups if not group.went_on] or grouped.groups[:1]
     found = [
-        _incident(reading.report, grouped.beside(group), group, architecture_of, doing)
+        _incident(reading.report, grouped.beside(group), group, architecture_of, doing, snapshots)
         for group in groups[:MOST_INCIDENTS]
     ]
     return tuple(sorted(found, key=lambda one: (not one.fatal, one.kind == "not_device_memory")))
@@ -69,8 +72,10 @@ def _incident(
     group: Group,
     architecture_of: ArchitectureOf | None,
     doing: Doing | None,
+    snapshots: Sequence[TorchSnapshot],
 ) -> Incident:
     root = group.first
+    unused = pieces.of(root, snapshots)
     server = report.servers[group.server] if group.server is not None else None
     frames = _frames(root, beside)
     numbers = figures.numbers_of(root)
@@ -78,7 +83,7 @@ def _incident(
     state = doing.at(root, server) if doing is not None else None
     if when in {"serving", "unknown"} and (step := phase_of_step(state, server)) is not None:
         when, told = step, "the crash dump's count of tokens"
-    cause = causes.retried(server) if group.went_on else causes.judge(root, numbers, when, frames, server)
+    cause = causes.retried(server) if group.went_on else causes.judge(root, numbers, when, frames, server, unused)
     when = _refined(when, cause)
     chain = _chain(group, beside)
     candidates = _candidates(report, group, root, numbers, cause)
@@ -106,6 +111,7 @@ def _incident(
         notes=(
             *root.notes,
             *(host.said(root, beside) if cause.kind == "host_memory" else ()),
+            *((unused.sentence,) if unused is not None else ()),
             *((f"Taken as one death: {'; '.join(group.joined)}.",) if group.joined else ()),
             *((group.loose,) if group.loose else ()),
             *figures.notes_of(numbers),

@@ -12,6 +12,7 @@ import msgspec
 
 from memledger.ledger import Remedy, Server
 from memledger.postmortem.incident import Advice, Candidate, Kind, Numbers, Phase
+from memledger.postmortem.pieces import Pieces
 from memledger.postmortem.symptom import Frame, Symptom
 from memledger.units import GIB, MIB
 
@@ -54,13 +55,20 @@ class Cause(msgspec.Struct, frozen=True):
     device_memory: bool | None = True
 
 
-def judge(symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame, ...], server: Server | None) -> Cause:
-    """The cause of one failure."""
+def judge(
+    symptom: Symptom,
+    numbers: Numbers,
+    phase: Phase,
+    frames: tuple[Frame, ...],
+    server: Server | None,
+    pieces: Pieces | None = None,
+) -> Cause:
+    """The cause of one failure. `pieces`: what a memory snapshot of it says."""
     for rule in (_silent_end, _not_memory, _host, _of_the_engine, _named_library, _startup_check):
         found = rule(symptom, numbers, server)
         if found is not None:
             return _with_flags(found, server)
-    return _with_flags(_device(symptom, numbers, phase, frames, server), server)
+    return _with_flags(_device(symptom, numbers, phase, frames, server, pieces), server)
 
 
 FLAGS: Final[dict[str, dict[str, str]]] = {
@@ -364,7 +372,12 @@ def _who() -> Candidate:
 
 
 def _device(
-    symptom: Symptom, numbers: Numbers, phase: Phase, frames: tuple[Frame, ...], server: Server | None
+    symptom: Symptom,
+    numbers: Numbers,
+    phase: Phase,
+    frames: tuple[Frame, ...],
+    server: Server | None,
+    pieces: Pieces | None,
 ) -> Cause:
     others = _others(numbers)
     if others is not None:
@@ -383,7 +396,7 @@ def _device(
         return _summary(numbers)
     if symptom.rule.endswith(".xla_program_too_large"):
         return _program(symptom, numbers)
-    fragmented = _fragmented(numbers)
+    fragmented = _in_pieces(pieces) if pieces is not None and pieces.fragmented is not None else _fragmented(numbers)
     if fragmented is not None:
         return fragmented
     outside = numbers.outside_torch_bytes
@@ -453,6 +466,23 @@ def _unallocated(numbers: Numbers) -> int | None:
     if numbers.torch_reserved_bytes is None or numbers.torch_allocated_bytes is None:
         return None
     return max(0, numbers.torch_reserved_bytes - numbers.torch_allocated_bytes)
+
+
+def _in_pieces(pieces: Pieces) -> Cause | None:
+    """Fragmentation as a memory snapshot shows it: it knows which pieces the request could have had."""
+    if not pieces.fragmented:
+        return None
+    text = (
+        f"{(pieces.usable_bytes or 0) / GIB:.2f} GiB lay unused where the {pieces.asked_bytes / GIB:.2f} GiB asked for could be placed, "
+        f"in pieces of {(pieces.largest_bytes or 0) / GIB:.2f} GiB at most."
+    )
+    advice: tuple[Advice, ...] = (
+        Advice("lower", "Segments are expandable already: lower the memory fraction ({fraction})."),
+    )
+    if not pieces.expandable:
+        remedy = Remedy(("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",), (), "torch's allocator")
+        advice = (Advice("change", "Expandable segments let torch join such pieces.", remedy),)
+    return Cause("fragmentation", 0.9, text, "the memory snapshot", advice=advice)
 
 
 def _fragmented(numbers: Numbers) -> Cause | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from memledger.postmortem import machine
 from memledger.postmortem.incident import Candidate, Incident
 from memledger.postmortem.leftover import held_by_others
 from memledger.postmortem.symptom import Symptom, Symptoms
@@ -37,7 +38,8 @@ def _noted(one: Incident, processes: list[Symptom]) -> Incident:
         for s in processes[:MOST]
     ]
     more = f" and {len(processes) - MOST} more" if len(processes) > MOST else ""
-    note = f"nvidia-smi lists, at its own moment: {', '.join(told)}{more}."
+    who = "The machine's snapshot" if processes[0].rule == machine.RULE else "nvidia-smi"
+    note = f"{who} lists, at its own moment: {', '.join(told)}{more}."
     evidence = tuple(item for s in processes[:MOST] for item in s.evidence[:1])
     holder = _holder(one, processes) if len(gpus) == 1 else None
     candidates = (holder, *one.candidates) if holder is not None else one.candidates
@@ -54,5 +56,8 @@ def _holder(one: Incident, processes: list[Symptom]) -> Candidate | None:
     if taken is None or not SHARE * taken <= size <= taken + GIB // 2:
         return None
     name = largest.words.get("name", "no name")
-    text = f"Process {pid} ({name}) held {size / GIB:.2f} GiB when nvidia-smi was run: that is the {taken / GIB:.2f} GiB in use here."
+    when = "the machine's snapshot was taken" if largest.rule == machine.RULE else "nvidia-smi was run"
+    text = (
+        f"Process {pid} ({name}) held {size / GIB:.2f} GiB when {when}: that is the {taken / GIB:.2f} GiB in use here."
+    )
     return Candidate("other_process", text, f"ps -o pid,ppid,lstart,args -p {pid}")

@@ -50,13 +50,17 @@ class FrameShare(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """Segments of one stream and pool. `private`: a pool of CUDA graphs (or of the user), which others cannot use."""
+    """Segments of one stream and pool. `private`: a pool of CUDA graphs (or of the user), which others cannot use.
+
+    `pool_id`: the pair of numbers by which torch tells private pools apart, empty for the common pool.
+    """
 
     stream: int
     private: bool
     segments: int
     reserved_bytes: int
     allocated_bytes: int
+    pool_id: tuple[int, ...] = ()
 
 
 class LastOom(msgspec.Struct, frozen=True):

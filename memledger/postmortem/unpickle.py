@@ -117,7 +117,7 @@ class _Budget:
 
 def _device(device: int, segments: list[dict[Any, Any]], oom: _Oom | None, budget: _Budget) -> DeviceMemory:
     reserved = allocated = pending = inactive = largest = private = private_unused = 0
-    pools: dict[tuple[int, bool], list[int]] = {}
+    pools: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     shares: dict[str, list[int]] = {}
     unknown = usable = largest_usable = 0
     for segment in segments:
@@ -126,7 +126,7 @@ def _device(device: int, segments: list[dict[Any, Any]], oom: _Oom | None, budge
         serves = oom is not None and oom.may_have(segment)
         reserved += size
         private += size if is_private else 0
-        pool = pools.setdefault((_int(segment.get("stream", 0)), is_private), [0, 0, 0])
+        pool = pools.setdefault((_int(segment.get("stream", 0)), _pool_id(segment)), [0, 0, 0])
         pool[0] += 1
         pool[1] += size
         for block in _dicts(segment.get("blocks")):
@@ -169,8 +169,8 @@ def _device(device: int, segments: list[dict[Any, Any]], oom: _Oom | None, budge
         private_pools_bytes=private,
         private_unused_bytes=private_unused,
         pools=tuple(
-            Pool(stream, is_private, *sums)
-            for (stream, is_private), sums in sorted(pools.items(), key=lambda p: -p[1][1])[:MOST_POOLS]
+            Pool(stream, bool(pool_id), sums[0], sums[1], sums[2], pool_id)
+            for (stream, pool_id), sums in sorted(pools.items(), key=lambda p: -p[1][1])[:MOST_POOLS]
         ),
         largest=tuple(FrameShare(frame, sums[0], sums[1]) for frame, sums in top),
         without_frames_bytes=unknown,
@@ -184,6 +184,12 @@ def _is_private(segment: dict[Any, Any]) -> bool:
 
 def _is_private_id(pool: Any) -> bool:
     return isinstance(pool, (tuple, list)) and any(isinstance(part, int) and part != 0 for part in pool)
+
+
+def _pool_id(segment: dict[Any, Any]) -> tuple[int, ...]:
+    """The numbers of a private pool; none for the common one."""
+    pool: Any = segment.get("segment_pool_id")
+    return tuple(_int(part) for part in pool[:2]) if _is_private_id(pool) else ()
 
 
 def _frame_of(block: dict[Any, Any]) -> str | None:

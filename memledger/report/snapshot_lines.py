@@ -29,7 +29,7 @@ def _device(device: DeviceMemory) -> list[str]:
     if device.private_pools_bytes:
         lines.append(
             f"Private pools (CUDA graphs) hold {_size(device.private_pools_bytes)}, {_size(device.private_unused_bytes)} of it unused: "
-            "no other allocation can have it."
+            f"no other allocation can have it.{_each_pool(device)}"
         )
     lines.append(_pieces(device))
     if device.last_oom is not None:
@@ -46,6 +46,19 @@ def _device(device: DeviceMemory) -> list[str]:
     if device.without_frames_bytes:
         lines.append(f"  {device.without_frames_bytes / GIB:8.2f} GiB  without a frame (history was not recorded)")
     return lines
+
+
+def _each_pool(device: DeviceMemory) -> str:
+    """The private pools one by one, where there are several."""
+    sizes: dict[tuple[int, ...], int] = {}
+    for pool in device.pools:
+        if pool.private:
+            sizes[pool.pool_id] = sizes.get(pool.pool_id, 0) + pool.reserved_bytes
+    if len(sizes) < 2:
+        return ""
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:MOST_SHOWN]
+    told = [f"{_size(size)} (pool {'/'.join(map(str, name))})" for name, size in largest]
+    return f" {len(sizes)} pools: {', '.join(told)}."
 
 
 def _pieces(device: DeviceMemory) -> str:
