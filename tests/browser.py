@@ -89,14 +89,21 @@ class Browser:
 
     def open(self, path, width=1280, height=900, dark=False):
         """Load a file and wait until its charts are drawn."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
+        self.wait("document.documentElement?.dataset.charts === 'drawn'", "the charts were not drawn")
+
+    def resize(self, width, height=900):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def wait(self, condition, otherwise):
+        """Wait until an expression in the page is true."""
         end = time.monotonic() + PATIENCE
-        while self.run("document.documentElement?.dataset.charts") != "drawn":
-            assert time.monotonic() < end, "the charts were not drawn"
+        while not self.run(condition):
+            assert time.monotonic() < end, otherwise
             time.sleep(0.05)
 
     def screenshot(self, path):

@@ -84,6 +84,15 @@ def test_it_draws_every_chart_asks_for_nothing_fits_the_window_and_is_accessible
     assert [v for v in found if v[1] in {"serious", "critical"}] == []
 
 
+def test_a_window_of_another_width_is_drawn_anew_and_no_text_stands_on_another(browser, pages):
+    browser.open(pages("demo"), width=1280)
+    for width in (900, 700, 560, 360, 1100):
+        browser.resize(width)
+        fits = f"Array.from(document.querySelectorAll('.chart')).every(c => c.layout.width <= {width} && c.layout.width > {width} - 240)"
+        browser.wait(fits, f"the charts do not follow the window's width of {width}")
+        assert browser.run(OVERLAPPING) == [], width
+
+
 def axe():
     """The text of axe-core: of the file that MEMLEDGER_AXE names, else of a package that holds it."""
     if named := os.environ.get("MEMLEDGER_AXE"):

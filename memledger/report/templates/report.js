@@ -184,7 +184,8 @@
     const most = (curves) => Math.max(0, ...curves.flatMap((one) => one.values.map((v) => v || 0)));
     const both = chart.shares.length > 0 && chart.counts.length > 0;
     const body = both ? 360 : 220;
-    const legendRows = Math.ceil((chart.shares.length + chart.counts.length) / Math.max(1, Math.floor(width / 190)));
+    const names = [...chart.shares, ...chart.counts].map((one) => one.name.length);
+    const legendRows = Math.ceil(names.length / Math.max(1, Math.floor((width - 60) / (60 + 7 * Math.max(...names)))));
     const more = {};
     if (chart.shares.length) {
       more.yaxis = axis(look, { domain: both ? [0.46, 1] : [0, 1], range: [0, Math.max(1, most(chart.shares)) * 104], ticksuffix: " %", nticks: 6,
@@ -197,8 +198,8 @@
     return {
       data: [...chart.shares.map((one) => curve(one, 0)), ...chart.counts.map((one) => curve(one, 1))],
       layout: layout(look, width, {
-        height: body + 60 + legendRows * 24, showlegend: true, margin: { l: 8, r: 16, t: 8, b: 60 + legendRows * 24 }, hovermode: "closest",
-        legend: { orientation: "h", x: 0, xanchor: "left", y: -50 / body, yanchor: "top", font: { size: 12 }, itemclick: false, itemdoubleclick: false },
+        height: body + 72 + legendRows * 24, showlegend: true, margin: { l: 8, r: 16, t: 8, b: 72 + legendRows * 24 }, hovermode: "closest",
+        legend: { orientation: "h", x: 0, xanchor: "left", y: -60 / body, yanchor: "top", font: { size: 12 }, itemclick: false, itemdoubleclick: false },
         xaxis: axis(look, { anchor: chart.counts.length ? "y2" : "y", title: { text: plain(chart.unit), font: { color: look.soft, size: 12 }, standoff: 4 }, zeroline: false }),
         shapes: chart.shares.length ? [{ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y", y0: 100, y1: 100, line: { color: look.soft, width: 1, dash: "dash" } }] : [],
         ...more,
