@@ -16,7 +16,9 @@ LONGEST_LINE: Final = 2**20
 """Longer lines are cut for parsing (nothing that the engines print about memory comes near)."""
 
 _LOOKED_AT: Final = 2000
+_TAIL: Final = 64
 _OPENS: Final = re.compile(rb"Received request [^\n]{0,200}?: prompt: |Receive: obj=|Finish: obj=")
+_CLOSING: Final = (b"', params: ", b'", params: ', b"', prompt_token_ids: ", b'", prompt_token_ids: ')
 _CLOSES: Final = re.compile(
     rb"['\"], (?:params|prompt_token_ids): |(?:, |\b)(?:sampling_params|input_ids|input_embeds|stream|return_logprob|log_metrics)=[^\n]*\)[ \t\r]*(?:\n|\Z)"
 )
@@ -36,7 +38,7 @@ def end_of_request(data: bytes, left: int, right: int, more: bool) -> int | None
     if right - left >= LONGEST_LINE:
         return right
     opened = _OPENS.search(data, left, right)
-    if opened is None or _CLOSES.search(data, opened.end(), right) or data[left:right].rstrip().endswith(b")"):
+    if opened is None or _closes_on_its_line(data, opened.end(), left, right):
         return right
     limit = right + LONGEST_REQUEST
     closed = _CLOSES.search(data, right, limit)
@@ -47,3 +49,12 @@ def end_of_request(data: bytes, left: int, right: int, more: bool) -> int | None
         return right
     end = data.find(b"\n", closed.end() - 1)
     return len(data) if end < 0 else end
+
+
+def _closes_on_its_line(data: bytes, start: int, left: int, right: int) -> bool:
+    """Whether the line closes the request that begins at `start`.
+
+    What `_CLOSES` finds there ends the line with a bracket, or is one of the literals: these are found much faster.
+    """
+    tail = data[max(left, right - _TAIL) : right].rstrip() or data[left:right].rstrip()
+    return tail.endswith(b")") or any(data.find(literal, start, right) >= 0 for literal in _CLOSING)
