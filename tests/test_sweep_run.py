@@ -17,7 +17,7 @@ from sweep_server import Behaviour, Server
 pytest.importorskip("httpx")
 
 from memledger.cli import app
-from memledger.report import sweep_json
+from memledger.report import sweep_compare, sweep_json
 from memledger.sweep import journal
 
 SMALL = ["--contexts", "32,64", "--concurrency", "1,3", "--requests", "6", "--output-tokens", "5"]
@@ -286,9 +286,46 @@ class TestReports:
         assert app.run(["sweep", "--read", "x.jsonl"]) == 4
         assert "no results file" in capsys.readouterr().err
 
-    def test_the_schema_in_the_docs_is_that_of_the_types(self):
-        file = Path(__file__).parents[1] / "docs/schema/sweep.schema.json"
-        assert file.read_text() == sweep_json.schema_text()
+    @pytest.mark.parametrize(
+        ("name", "made"), [("sweep", sweep_json.schema_text), ("sweep-compare", sweep_compare.schema_text)]
+    )
+    def test_the_schemas_in_the_docs_are_those_of_the_types(self, name, made):
+        file = Path(__file__).parents[1] / f"docs/schema/{name}.schema.json"
+        assert file.read_text() == made()
+
+
+class TestCompare:
+    @pytest.fixture
+    def two(self, run, tmp_path):
+        """Results of a quick server, and of one whose first token takes longer than any of the quick one's by much."""
+        for name, delay in (("a", 0.0), ("b", 2.0)):
+            with Server(Behaviour(first_delay=delay)) as server:
+                small = ["--contexts", "32", "--concurrency", "12", "--requests", "12", "--output-tokens", "2"]
+                assert run(server, small=small)[0] == 0
+            (tmp_path / "r.jsonl").rename(tmp_path / f"{name}.jsonl")
+        return "a.jsonl", "b.jsonl"
+
+    def test_steps_side_by_side(self, two, capsys):
+        assert app.run(["compare", *two, "--format", "json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        jsonschema.Draft202012Validator(sweep_compare.schema()).validate(report)
+        pair = report["sweep_comparison"]["steps"][0]
+        changes = {c["name"]: c for c in pair["changes"]}
+        assert pair["step"] == {"context": 32, "concurrency": 12}
+        assert changes["ttft_p50"]["differs"] == "yes"
+        assert changes["ttft_p99"]["differs"] == "not_known"
+        assert changes["ttft_p50"]["b"] >= 2.0
+        assert app.run(["compare", *two]) == 0
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        assert "differs" in text
+
+    def test_sweeps_compare_with_sweeps_only(self, two, tmp_path, capsys):
+        (tmp_path / "server.log").write_text("hello")
+        assert app.run(["compare", two[0], "server.log"]) == 2
+        assert app.run(["compare", two[0], two[1], "--max-regression", "kv_tokens=-5%"]) == 2
+        assert app.run(["compare", *two, two[0]]) == 2
+        assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

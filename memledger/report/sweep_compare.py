@@ -50,6 +50,11 @@ def schema() -> dict[str, Any]:
     }
 
 
+def schema_text() -> str:
+    """The schema as `docs/schema/sweep-compare.schema.json` holds it."""
+    return msgspec.json.format(msgspec.json.encode(schema(), order="sorted"), indent=2).decode() + "\n"
+
+
 def render(report: SweepCompareReport, style: Style | None = None) -> str:
     """The comparison as text, ending in a newline."""
     style = style or Style()
