@@ -1,15 +1,21 @@
 """The screen as text: what a reader sees, at any width, of any number of GPUs."""
 
+import re
+from pathlib import Path
+
 import live_cases
 import msgspec
 import pytest
 from watch_cases import CASE, at, fed, moment, start
 
+from memledger.cli import app
 from memledger.report.text import Style
 from memledger.watch.board import Board
 from memledger.watch.moment import Moment, Serving
 from memledger.watch.screen import gpu_count, render
 
+ROOT = Path(__file__).parent.parent
+DOCUMENT = ROOT / "docs" / "watch.md"
 ESCAPES = "\x1b[31mred\x1b]0;title\x07\u202eabc"
 
 
@@ -113,3 +119,21 @@ def test_a_log_alone_shows_its_ledger_and_what_runs():
 
 def test_an_empty_board_says_so():
     assert lines(Board()) == ["nothing of a server was seen yet"]
+
+
+EXAMPLE = re.compile(r"(?<= --once\n\n)(?:EXAMPLE\n|(?:    .*\n|\n)+)(?=\* \*\*Bars\*\*)")
+
+
+def test_the_example_of_the_docs_is_the_screen_as_printed(capsysbinary, update_golden, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert (
+        app.run(["watch", "--replay", "fixtures/watch-leak/watch.jsonl", "--once", "--no-color", "--width", "80"]) == 0
+    )
+    text = capsysbinary.readouterr().out.decode("utf-8")
+    printed = "".join(f"    {line}\n" if line else "\n" for line in text.rstrip().split("\n")) + "\n"
+    page = DOCUMENT.read_text(encoding="utf-8")
+    (shown,) = EXAMPLE.findall(page)
+    if update_golden:
+        DOCUMENT.write_text(page.replace(shown, printed), encoding="utf-8")
+        return
+    assert shown == printed

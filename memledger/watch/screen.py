@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from memledger import words as n
-from memledger.ledger import Finding, Report, Server
+from memledger.ledger import Finding, Report, Server, Usage
 from memledger.report.text import Style, paint, to_ascii
 from memledger.report.view import Row, Table, header, live_tables, rank_tables
 from memledger.sanitize import clean
@@ -92,7 +92,7 @@ def screen(board: Board, width: int, *, gpu: int = 0, full: bool = False, now_ag
     parts = [
         _head(board, report, server, width, now_age_s),
         _gpus(board, report, server, width, gpu),
-        _pools(board, width),
+        _pools(board, server, width),
         _happened(board, width),
         _findings(board, server, width, full=full),
     ]
@@ -122,7 +122,7 @@ def _head(board: Board, report: Report, server: Server | None, width: int, age_s
     lines: list[Line] = [(Span(text, "bold"),) for text in _wrapped(what, width)]
     last = board.last
     if last is not None:
-        told = f"{_clock(last.at)}, watched for {span(board.clock_s)}, {board.moments:,} looks"
+        told = f"{_clock(last.at)}, watched for {span(board.clock_s)}, {n.plural(board.moments, 'look')}"
         lines += [(Span(text, "dim"),) for text in _wrapped(told, width)]
     if age_s is not None:
         late = f"the last look is {span(age_s)} old: the driver or the server answers late"
@@ -266,16 +266,16 @@ def _plain_bars(text: str) -> str:
 # ------------------------------------------------------------------------------------------- pools, events and findings
 
 
-def _pools(board: Board, width: int) -> list[Line]:
+def _pools(board: Board, server: Server | None, width: int) -> list[Line]:
     last = board.last
     lines: list[Line] = []
     for name, usage in usages(last) if last is not None else ():
         head = f"{name} " if name else ""
         for kind, label, share in (("kv", "KV cache", usage.kv_usage), ("state", "state slots", usage.state_usage)):
             if share is not None:
-                lines.append(_pool(head + label, share, _peak(board, kind, name, share=True), width))
+                lines.append(_pool(head + label, share, _peak(board, server, kind, name, share=True), width))
         counts = [
-            f"{count:,} {word}{_peak(board, kind, name, share=False)}"
+            f"{count:,} {word}{_peak(board, server, kind, name, share=False)}"
             for kind, word, count in (
                 ("running", "running", usage.running_requests),
                 ("queued", "queued", usage.queued_requests),
@@ -295,13 +295,23 @@ def _pool(label: str, share: float, peak: str, width: int) -> Line:
     return (Span(_cut(label, LABEL).ljust(LABEL) + "  "), Span(bar, look), Span(_cut(tail, width - LABEL - 2)))
 
 
-def _peak(board: Board, kind: str, name: str, *, share: bool) -> str:
+def _peak(board: Board, server: Server | None, kind: str, name: str, *, share: bool) -> str:
+    """The most that was seen: by this watch with its time, or, where that is more, by the log as a whole."""
     series = board.series.get((kind, "", name))
     if series is None or series.peak is None:
         return ""
-    most = n.percent(series.peak) if share else f"{series.peak:,.0f}"
-    when = f" {_clock(series.peak_at)}" if series.peak_at else ""
-    return f", peak {most}{when}" if share else f" (peak {most}{when})"
+    usage = server.usage if server is not None and not name else Usage()
+    logged = {
+        "kv": usage.peak_kv_usage,
+        "state": usage.peak_state_usage,
+        "running": usage.peak_running_requests,
+        "queued": usage.peak_queued_requests,
+    }[kind]
+    peak, when = series.peak, _clock(series.peak_at or "")
+    if logged is not None and logged > peak:
+        peak, when = logged, "in the log"
+    most = n.percent(peak) if share else f"{peak:,.0f}"
+    return f", peak {most} {when}".rstrip() if share else f" (peak {most} {when})"
 
 
 def _happened(board: Board, width: int) -> list[Line]:
