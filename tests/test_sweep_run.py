@@ -1,5 +1,6 @@
 """`memledger sweep` against a small server that streams, counts, and misbehaves as told."""
 
+import asyncio
 import csv
 import io
 import json
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 from sweep_server import Behaviour, Server
 
@@ -18,7 +20,11 @@ pytest.importorskip("httpx")
 
 from memledger.cli import app
 from memledger.report import sweep_compare, sweep_json
-from memledger.sweep import journal
+from memledger.sweep import journal, judge
+from memledger.sweep import server as asking
+from memledger.sweep.prompts import IdPrompts
+from memledger.sweep.runner import Plan, Runner
+from memledger.sweep.values import Begun, Memory, Settings, Target
 
 SMALL = ["--contexts", "32,64", "--concurrency", "1,3", "--requests", "6", "--output-tokens", "5"]
 
@@ -167,6 +173,85 @@ def test_the_cap_on_time_ends_what_runs(run):
     step = report["sweep"]["steps"][0]
     assert (code, step["verdict"], step["requests"], step["failed"]) == (4, "stopped", 0, 0)
     assert "--max-time" in step["reason"]
+
+
+def test_a_soak_follows_the_steps_and_is_judged(run):
+    small = ["--contexts", "32", "--concurrency", "1", "--requests", "2", "--output-tokens", "5"]
+    with Server(Behaviour(first_delay=0.01)) as server:
+        code, report, _ = run(server, "--soak", "1.5s", small=small)
+    steps = report["sweep"]["steps"]
+    assert (code, [s["soak"] for s in steps], steps[0]["requests"]) == (0, [False, True], 2)
+    assert steps[1]["requests"] > 2
+    assert [t["verdict"] for t in report["sweep"]["soak"]] == [
+        "not_enough"
+    ]  # of the pool's use; a second tells no trend
+    assert report["sweep"]["answers"]["longest_context"] == {"context": 32, "concurrency": 1}
+
+
+class Falling:
+    """A machine whose free memory falls at every look."""
+
+    def __init__(self, *free):
+        self.free = list(free)
+
+    def memory(self, *, accounts):
+        left = self.free.pop(0) if len(self.free) > 1 else self.free[0]
+        return Memory({"free": left} if accounts else {}, 2**40 - left, left, 2**40)
+
+
+def swept_with(server, machine, **changes):
+    """The figures of a run with a machine of our own beside the server."""
+    settings = Settings(
+        server.url, (32, 64), (1,), 5, 60.0, 3, memory_floor_bytes=100, most_tokens=10**6, most_seconds=60.0
+    )
+    settings = msgspec.structs.replace(settings, **changes)
+    target, events = Target("vllm", model="tiny"), []
+    events.append(Begun("1", "2026-01-01T00:00:00+00:00", settings, target))
+
+    async def run():
+        async with asking.client(asking.place(server.url), None, connections=4) as client:
+            prompts = IdPrompts(range(100), 7)
+            plan = Plan(settings, target, look_every_s=0.02)
+            await Runner(plan, client, prompts, tell=events.append, say=lambda _: None, machine=machine).run()
+
+    asyncio.run(run())
+    return judge.sweep(events)
+
+
+class TestMemoryFloor:
+    def test_it_stops_as_soon_as_a_device_has_less_free(self):
+        with Server(Behaviour(delay=0.05)) as server:
+            sweep = swept_with(server, Falling(1000, 500, 50), output_tokens=2000, requests=10**6)
+            assert server.requests <= 2  # the first is the warm-up
+        assert [s.verdict for s in sweep.steps] == ["stopped"]
+        assert "below the floor" in sweep.steps[0].reason
+        assert "below the floor" in sweep.ended
+        assert sweep.steps[0].memory.least_free == 50
+
+    def test_to_failure_goes_on(self):
+        with Server(Behaviour(delay=0.01)) as server:
+            sweep = swept_with(server, Falling(1000, 500, 50), to_failure=True)
+        assert [s.verdict for s in sweep.steps] == ["stable", "stable"]
+
+    def test_a_step_that_is_expected_to_fall_below_it_is_not_begun(self):
+        with Server(Behaviour(delay=0.01)) as server:
+            # Least free 600 after the step of 32 tokens, 300 after that of 64: -300 for 32 more.
+            machine = Stepwise(server, {32: 600, 64: 300, 256: 0})
+            sweep = swept_with(server, machine, contexts=(32, 64, 256))
+            assert max(len(p) for p in server.prompts) == 64
+        assert [s.verdict for s in sweep.steps] == ["stable", "stable", "not_run"]
+        assert "--to-failure" in sweep.steps[2].reason
+
+
+class Stepwise:
+    """A machine whose free memory depends on the longest prompt that the server has seen."""
+
+    def __init__(self, server, free):
+        self.server, self.free = server, free
+
+    def memory(self, *, accounts):
+        left = self.free[max(len(p) for p in self.server.prompts)]
+        return Memory({}, 2**40 - left, left, 2**40)
 
 
 class TestOthers:
