@@ -65,7 +65,7 @@ LOOKS += [(name, 1280, False) for name in ("demo", "vllm-0.31-tp2", "compare-cap
 
 
 @pytest.mark.parametrize(("name", "width", "dark"), LOOKS)
-def test_it_draws_every_chart_asks_for_nothing_fits_the_window_and_is_accessible(browser, pages, name, width, dark):
+def test_it_draws_every_chart_asks_for_nothing_and_fits_the_window(browser, pages, name, width, dark):
     page = pages(name)
     browser.open(page, width=width, dark=dark)
     drawn = "Array.from(document.querySelectorAll('[data-chart]')).map(p => [p.dataset.drawn, p.querySelectorAll('path').length, p.getBoundingClientRect().height])"
@@ -76,6 +76,11 @@ def test_it_draws_every_chart_asks_for_nothing_fits_the_window_and_is_accessible
     assert browser.run(OVERLAPPING) == []
     assert browser.complaints() == []
     assert browser.requests() == [page.resolve().as_uri()]
+
+
+@pytest.mark.parametrize(("name", "dark"), [(name, i % 2 == 1) for i, name in enumerate(PAGES)])
+def test_axe_finds_no_serious_fault(browser, pages, name, dark):
+    browser.open(pages(name), width=390 if dark else 1280, dark=dark)
     browser.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     browser.run(axe() + "; 0")
     found = browser.run(
