@@ -58,14 +58,17 @@ class Doing:
 
     def at(self, symptom: Symptom, server: Server | None) -> ServerState | None:
         """What the server did when the line was printed; None where no line of this start says it."""
-        first = min((s.first_line for s in server.span if s.input == symptom.input), default=1) if server else 1
-        dump = _nearest(self._dumps, symptom, first)
+        spans = [s for s in server.span if s.input == symptom.input] if server is not None else []
+        first = min((span.first_line for span in spans), default=1)
+        # Behind the end of this start stand the lines of another.
+        last = max((span.last_line for span in spans), default=symptom.line + DUMP_LINES)
+        dump = _nearest(self._dumps, symptom, first, last)
         if dump is not None:
             return ServerState(
                 dump.count("running"),
                 dump.count("waiting"),
                 dump.share("kv"),
-                scheduled_tokens=_nearest(self._steps, symptom, first),
+                scheduled_tokens=_nearest(self._steps, symptom, first, last),
                 basis="vLLM's crash dump",
                 at=dump.prefix.time,
                 evidence=(dump.evidence,),
@@ -120,10 +123,10 @@ def _keep(kept: dict[tuple[int, int], Value], event: Event, value: Value) -> Non
         del kept[list(kept)[MOST_KEPT]]
 
 
-def _nearest(kept: dict[tuple[int, int], Value], symptom: Symptom, first: int) -> Value | None:
+def _nearest(kept: dict[tuple[int, int], Value], symptom: Symptom, first: int, last: int) -> Value | None:
     near = {
         abs(line - symptom.line): value
         for (at, line), value in kept.items()
-        if at == symptom.input and line >= first and abs(line - symptom.line) <= DUMP_LINES
+        if at == symptom.input and first <= line <= last and abs(line - symptom.line) <= DUMP_LINES
     }
     return near[min(near)] if near else None

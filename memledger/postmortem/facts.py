@@ -317,7 +317,7 @@ class SymptomLog:
                 frames
                 and before is not None
                 and not before.frames
-                and draft.role != "cause"
+                and draft.role not in {"cause", "not_memory"}
                 and draft.event.line - before.last_line <= NEAR_LINES
             ):
                 # The traceback printed behind the exception it belongs to, or the one of who raised it again.
