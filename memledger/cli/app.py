@@ -8,13 +8,16 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from memledger import __version__
 from memledger.cli.overview import COMMANDS, help_text
 from memledger.sanitize import clean, printable
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 DONE: Final = 0
 CONDITION_HOLDS: Final = 1
@@ -40,7 +43,18 @@ class LazyGroup(click.Group):
             return None
         command = importlib.import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
+        if ctx.resilient_parsing and "_MEMLEDGER_COMPLETE" in os.environ:
+            from memledger.cli.completion import prepare
+
+            return prepare(command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands that a shell offers, without importing them."""
+        from click.shell_completion import CompletionItem
+
+        named = [CompletionItem(name, help=told) for name, (_, told) in COMMANDS.items() if name.startswith(incomplete)]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
 
     def get_help(self, ctx: click.Context) -> str:
         """The help, as it is printed without click."""
@@ -53,7 +67,34 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS:
             ctx.fail(_not_a_command(name, args))
-        return super().resolve_command(ctx, args)
+        _, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            _prepared(ctx, name, command, rest)
+        return name, command, rest
+
+
+def _prepared(ctx: click.Context, name: str, command: click.Command, rest: Sequence[str]) -> None:
+    """The command with its long help where that is asked for, else with the defaults that the user set."""
+    if {"-h", "--help"} & set(rest):
+        from memledger.cli.help_pages import epilog
+
+        command.epilog = epilog(name)
+    elif name not in {"config", "completion"} and not ctx.params.get("no_config") and _may_be_set():
+        from memledger.cli import settings
+
+        settings.apply(ctx, name, command, rest)
+
+
+def _may_be_set() -> bool:
+    """Whether a variable or the config file may hold a default: without, nothing about defaults is imported."""
+    if any(name.startswith("MEMLEDGER_") and name not in _NO_DEFAULTS for name in os.environ):
+        return True
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = base if base.startswith("/") else f"{os.environ.get('HOME', '')}/.config"
+    return os.path.lexists(f"{folder}/memledger/config.toml")
+
+
+_NO_DEFAULTS: Final = frozenset({"MEMLEDGER_CACHE", "MEMLEDGER_TRACEBACK"})
 
 
 def _not_a_command(name: str, args: Sequence[str]) -> str:
@@ -76,9 +117,10 @@ def _not_a_command(name: str, args: Sequence[str]) -> str:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@click.option("--no-config", is_flag=True, help="Use no defaults: no config file, no MEMLEDGER_* variables.")
 @click.version_option(__version__, "-V", "--version", prog_name="memledger", message="%(prog)s %(version)s")
 @click.pass_context
-def group(ctx: click.Context) -> None:
+def group(ctx: click.Context, no_config: bool) -> None:
     """Where the GPU memory of an SGLang or vLLM server went, and whether the workload needs it there."""
     if ctx.invoked_subcommand is None:
         say(ctx.get_help())
@@ -91,6 +133,15 @@ def say(text: str) -> None:
         click.echo(printable(text), err=True)
     except OSError:
         _give_up_stderr()
+
+
+def _explained(error: click.ClickException) -> click.ClickException:
+    """An error about a default says where that stands; without defaults nothing is imported for it."""
+    if "memledger.cli.settings" not in sys.modules:
+        return error
+    from memledger.cli.settings import explained
+
+    return explained(error)
 
 
 def _show(error: click.ClickException) -> None:
@@ -111,7 +162,7 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         code = group.main(args, prog_name="memledger", standalone_mode=False)
     except click.ClickException as error:
-        _show(error)
+        _show(_explained(error))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

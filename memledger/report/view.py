@@ -231,7 +231,11 @@ def choose_ranks(server: Server, label: str | None) -> list[Rank]:
     if not found:
         names = list(dict.fromkeys(rank_name(server, r) for r in server.ranks))
         known = ", ".join(names[:12]) + (" ..." if len(names) > 12 else "")
-        raise LookupError(f"no rank {label!r}: the log has {known or 'no ranks'}")
+        from memledger.nearest import nearest
+
+        near = nearest(label, names)
+        meant = f" (did you mean {near!r}?)" if near is not None else ""
+        raise LookupError(f"no rank {label!r}{meant}: the log has {known or 'no ranks'}")
     return found
 
 

@@ -209,7 +209,7 @@ def open_input(
         if stat.S_ISREG(mode):
             os.pread(stream.fileno(), 1, 0)  # a file that opens but can't be read (a failing disk, a process's memory)
     except OSError as error:
-        raise InputError(name, _why(error)) from error
+        raise InputError(name, _not_there(name) if isinstance(error, FileNotFoundError) else _why(error)) from error
     except ValueError as error:  # a NUL in the name
         raise InputError(name.replace("\0", "\\0"), "that is no file name.") from error
     size = os.fstat(stream.fileno()).st_size if stat.S_ISREG(mode) else None
@@ -245,9 +245,14 @@ def _is_harmless_device(name: str) -> bool:
         return False
 
 
+def _not_there(name: str) -> str:
+    from memledger.nearest import nearest_file
+
+    near = nearest_file(name)
+    return f"there is no such file; {f'did you mean {near}?' if near else 'check the name.'}"
+
+
 def _why(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file; check the name."
     if isinstance(error, PermissionError):
         return "no permission to read it; run as a user who may, or make it readable."
     if isinstance(error, NotADirectoryError):
