@@ -1,10 +1,12 @@
 """What `memledger fleet` does with many logs: one process, all cores, and Ray, in one run.
 
-    python benchmarks/fleet.py FOLDER [--files 2000] [--megabytes 5] [--rounds 1] [--engines 1,2,ray] [--compressed zst]
+    python benchmarks/fleet.py FOLDER [--files 2000] [--megabytes 5] [--rounds 1] [--engines 1,2,ray]
+        [--distinct 200] [--compressed zst]
 
-Writes the logs to FOLDER/logs unless they are there (half of SGLang, half of vLLM, each with figures of its own), reads them with each engine in
-turn, --rounds times, and prints seconds, MB/s, ratios to one process, and whether the Parquet files are the same to the byte. The machine's
-load is printed with each figure: on a busy machine the ratio of a round counts, not its seconds.
+Writes the logs to FOLDER unless they are there (half of SGLang, half of vLLM; --distinct of them with figures of their own, the others hard links to
+those, so that the page cache holds them and not the disk is measured), reads them with each engine in turn, --rounds times, and prints seconds, MB/s,
+ratios to one process, and whether the Parquet files are the same to the byte. The machine's load is printed with each figure: on a busy machine the
+ratio of a round counts, not its seconds.
 """
 
 from __future__ import annotations
@@ -72,14 +74,18 @@ def head(number: int, vllm: bool) -> bytes:
     return (VLLM if vllm else SGLANG).format(**figures).encode()
 
 
-def write_logs(folder: Path, files: int, megabytes: float, how: str) -> None:
-    """The logs, those that are not there yet."""
+def write_logs(folder: Path, files: int, megabytes: float, how: str, distinct: int) -> None:
+    """The logs, those that are not there yet; those beyond the first `distinct` are hard links to them."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(1)
     bodies = [[body(rng, megabytes, vllm) for _ in range(BODIES)] for vllm in (False, True)]
     for number in range(files):
         name = folder / f"{number:05d}.log{'.' + how if how else ''}"
-        if not name.exists():
+        if name.exists():
+            continue
+        if number >= distinct:
+            name.hardlink_to(folder / name.name.replace(f"{number:05d}", f"{number % distinct:05d}"))
+        else:
             data = head(number, bool(number % 2)) + bodies[number % 2][number // 2 % BODIES]
             name.write_bytes(zstandard.ZstdCompressor(level=3).compress(data) if how == "zst" else data)
 
@@ -119,12 +125,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--megabytes", type=float, default=5)
+    parser.add_argument("--distinct", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--engines", default=f"1,{len(os.sched_getaffinity(0))},ray")
     parser.add_argument("--compressed", choices=["zst"], default="")
     asked = parser.parse_args()
-    logs = asked.folder / f"logs{asked.compressed}-{asked.files}-{asked.megabytes:g}"
-    write_logs(logs, asked.files, asked.megabytes, asked.compressed)
+    logs = asked.folder / f"logs{asked.compressed}-{asked.files}-{asked.distinct}-{asked.megabytes:g}"
+    write_logs(logs, asked.files, asked.megabytes, asked.compressed, asked.distinct)
     stored = sum(file.stat().st_size for file in logs.iterdir()) / 1e6
     print(
         f"{asked.files} logs, {stored:,.0f} MB stored; {platform.machine()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
