@@ -44,3 +44,16 @@ def test_a_process_of_another_size_is_not_called_the_holder():
     for free in (1, 40):
         (got,) = noted([one(numbers=Numbers(total_bytes=79 * GIB, free_bytes=free * GIB))], symptoms)
         assert got.candidates == ()
+
+
+def test_a_limit_of_mps_is_said_of_device_memory_only(tmp_path):
+    log = tmp_path / "mps.log"
+    log.write_text(
+        "[2025-01-07 12:57:36.457 Server    82] Device pinned memory limit for device 0 set to 0x140000000 bytes\n"
+        "[2025-01-07 12:57:36.458 Control    69] Cmd:set_default_device_pinned_mem_limit 1 8G\n"
+    )
+    _, symptoms = read_symptoms([str(log)])
+    assert [s.amounts["limit_bytes"].bytes for s in symptoms.of("mps_limit")] == [5 * GIB, 8 * GIB]
+    (got,) = noted([one()], symptoms)
+    assert got.notes[0].startswith("MPS limits the device memory of each client to 5.00 GiB, 8.00 GiB")
+    assert noted([one(device_memory=False)], symptoms)[0].notes == ()

@@ -61,14 +61,14 @@ class Doing:
         spans = [s for s in server.span if s.input == symptom.input] if server is not None else []
         first = min((span.first_line for span in spans), default=1)
         # Behind the end of this start stand the lines of another.
-        last = max((span.last_line for span in spans), default=symptom.line + DUMP_LINES)
-        dump = _nearest(self._dumps, symptom, first, last)
+        end = max((span.last_line for span in spans), default=symptom.line + DUMP_LINES)
+        dump = _nearest(self._dumps, symptom, first, end)
         if dump is not None:
             return ServerState(
                 dump.count("running"),
                 dump.count("waiting"),
                 dump.share("kv"),
-                scheduled_tokens=_nearest(self._steps, symptom, first, last),
+                scheduled_tokens=_nearest(self._steps, symptom, first, end),
                 basis="vLLM's crash dump",
                 at=dump.prefix.time,
                 evidence=(dump.evidence,),

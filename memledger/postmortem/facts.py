@@ -117,9 +117,12 @@ class _Draft:
             if own["pid"] is not None:
                 self.counts["process_pid"] = own["pid"]
             self.notes.append(f"this process is {OWN_PROCESS_NOTE}")
+        if self.kind == "mps_limit":
+            written = event.word("hex")
+            self.amounts = {"limit_bytes": Amount(int(written, 16))} if written else _exact(self.amounts)
         if self.kind == "memory_limit":
             # A quantity of Kubernetes is exact, however few digits it has.
-            self.amounts = {name: Amount(amount.bytes) for name, amount in self.amounts.items()}
+            self.amounts = _exact(self.amounts)
         if self.kind == "unreliable" and (why := deviation(event.message)) is not None:
             self.notes.append(why)
 
@@ -211,6 +214,11 @@ class _Draft:
             tuple(self.evidence),
             self.repeats,
         )
+
+
+def _exact(amounts: dict[str, Amount]) -> dict[str, Amount]:
+    """Sizes that were set and not measured: however few digits they have."""
+    return {name: Amount(amount.bytes) for name, amount in amounts.items()}
 
 
 def _other_processes(event: Event) -> list[dict[str, int | None]]:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from memledger import words as n
 from memledger.postmortem import machine
 from memledger.postmortem.incident import Candidate, Incident
 from memledger.postmortem.leftover import held_by_others
@@ -19,12 +20,21 @@ SHARE: Final = 0.9
 
 
 def noted(incidents: Iterable[Incident], symptoms: Symptoms) -> tuple[Incident, ...]:
-    """The incidents on device memory with the processes that nvidia-smi lists on the GPU, the largest first."""
+    """The incidents on device memory with the processes listed on the GPU, the largest first, and a limit of MPS."""
     processes = [s for s in symptoms.of("smi_process") if "used_bytes" in s.amounts and "pid" in s.counts]
     processes.sort(key=lambda s: -s.amounts["used_bytes"].bytes)
-    if not processes:
-        return tuple(incidents)
-    return tuple(_noted(one, processes) for one in incidents)
+    limits = {s.amounts["limit_bytes"].bytes for s in symptoms.of("mps_limit") if "limit_bytes" in s.amounts}
+    found = tuple(_limited(one, limits) for one in incidents) if limits else tuple(incidents)
+    return tuple(_noted(one, processes) for one in found) if processes else found
+
+
+def _limited(one: Incident, limits: set[int]) -> Incident:
+    """A failure under NVIDIA's MPS: each client has a limit of its own, whatever the device has left."""
+    if one.device_memory is False:
+        return one
+    sizes = ", ".join(n.gib_about(size) for size in sorted(limits))
+    note = f"MPS limits the device memory of each client to {sizes}: a client runs out at that, whatever the device has left."
+    return msgspec.structs.replace(one, notes=(*one.notes, note))
 
 
 def _noted(one: Incident, processes: list[Symptom]) -> Incident:

@@ -59,6 +59,7 @@ KINDS: Final[dict[str, Role]] = {
     "cgroup_name": "context",
     "cgroup_usage": "context",
     "memory_limit": "context",
+    "mps_limit": "context",
     "ray_node": "context",
     "ray_process": "context",
     "ray_worker": "context",
