@@ -78,7 +78,7 @@ def _prepared(ctx: click.Context, name: str, command: click.Command, rest: Seque
     if {"-h", "--help"} & set(rest):
         from memledger.cli.help_pages import epilog
 
-        command.epilog = epilog(name)
+        command.epilog = epilog(name, command)
     elif name not in {"config", "completion"} and not ctx.params.get("no_config") and _may_be_set():
         from memledger.cli import settings
 

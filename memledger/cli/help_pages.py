@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from memledger.cli.settings import EVERYWHERE, NO_DEFAULTS_FOR, OWN
+import click
+
+from memledger.cli.settings import NO_DEFAULTS_FOR, names_of, option_of
 
 _DONE: Final = "0   done"
 _USAGE: Final = "2   wrong usage"
@@ -43,7 +45,11 @@ EXAMPLES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
         ("compare a.log b.log", "why B holds more or fewer tokens than A"),
         ("compare new.log --expect good.json --max-regression kv_tokens=-5%", "in CI"),
     ),
-    "sweep": (("sweep --help", "its options are above; docs/sweep.md has examples"),),
+    "sweep": (
+        ("sweep http://127.0.0.1:8000 --contexts 8k,32k --concurrency 1,4", "four steps"),
+        ("sweep http://127.0.0.1:8000 --slo ttft=2s,tpot=50ms --gpu-hour 2.5", "what holds the limits, and its price"),
+        ("sweep http://127.0.0.1:8000 --contexts 64k --concurrency 8 --soak 4h", "and then for long: what grows"),
+    ),
     "export": (
         ("export", "http://127.0.0.1:9841/metrics, all servers"),
         ("export --pid 4242 --interval 5", "one server"),
@@ -66,34 +72,51 @@ EXIT_CODES: Final[dict[str, tuple[str, ...]]] = {
     "explain": (_DONE, _FAIL_ON, *_READS),
     "demo": (_DONE, _FAIL_ON, _USAGE, _WRITE),
     "oom": (_DONE, *_READS),
-    "plan": (_DONE, "1   the target can't be met", *_READS),
+    "plan": (_DONE, "1   the target can't be met", _USAGE, "3   nothing could be planned", _UNREADABLE, _WRITE),
     "compare": (_DONE, "1   beyond a --max-regression", *_READS),
     "ps": (_DONE, _USAGE, _UNREADABLE, _WRITE),
     "export": (_DONE, _USAGE, "4   --pid names no server (with --once), or the address can't be bound", _WRITE),
+    "watch": (_DONE, _USAGE, "3   the recording holds nothing", "4   no such server, log or recording", _WRITE),
+    "sweep": (
+        _DONE,
+        "1   a step failed, or none kept the limits",
+        "2   wrong usage, or nobody to ask",
+        "4   the server can't be measured, or nothing was",
+        "74  results can't be written",
+    ),
+    "fleet": (
+        _DONE,
+        "2   wrong usage, or an extra is missing",
+        "3   nothing recognised in any file",
+        "4   a source gave no file, or no file could be read",
+        _WRITE,
+    ),
     "doctor": (_DONE, _USAGE, _WRITE),
     "finding": (_DONE, _USAGE, _WRITE),
     "rules": (_DONE, "1   with --check: a sample is not read as it says", _USAGE, _WRITE),
     "config": (_DONE, "2   wrong usage, or a default that can't be used", _WRITE),
     "completion": (_DONE, _USAGE, _WRITE),
 }
-"""Commands that say their exit codes above the options themselves are not here."""
+"""What each command ends with, and when; all of them with 130 on Ctrl-C."""
 
 
-def epilog(name: str) -> str:
+def epilog(name: str, command: click.Command) -> str:
     """The text below the options, in paragraphs; click leaves the lines of those that begin with a backspace as they are."""
     parts = [_paragraph("Examples:", [_example(*one) for one in EXAMPLES.get(name, ())])]
-    parts.append(_paragraph("Exit codes:", list(EXIT_CODES.get(name, ()))))
-    if name not in NO_DEFAULTS_FOR and name != "demo":
-        keys = ", ".join((*OWN.get(name, ()), *EVERYWHERE))
-        parts.append(
-            f"Defaults, where it has the option, from the config file or MEMLEDGER_* variables: {keys}. memledger config shows them."
-        )
+    parts.append(_paragraph("Exit codes:", [*EXIT_CODES.get(name, ()), "130 interrupted"]))
+    if name not in NO_DEFAULTS_FOR:
+        keys = ", ".join(key for key in names_of(name) if option_of(command, key) is not None)
+        parts.append(f"Defaults from the config file or MEMLEDGER_* variables: {keys}. memledger config shows them.")
     return "\n\n".join(part for part in parts if part)
 
 
 def _example(words: str, told: str) -> str:
-    shown = words if "memledger" in words else f"memledger {words}"
-    return f"{shown}\n      {told}"
+    return f"{whole(words)}\n      {told}"
+
+
+def whole(words: str) -> str:
+    """An example as it is typed."""
+    return f"memledger {words}" if words.split(maxsplit=1)[0] in EXAMPLES else words
 
 
 def _paragraph(title: str, lines: list[str]) -> str:

@@ -139,9 +139,6 @@ def command(ctx: click.Context, /, files: tuple[str, ...], **options: Any) -> No
 
     With a log: memledger plan server.log --concurrency 4 --context 128k, or --set state_dtype=bfloat16. Without one:
     --framework and --framework-version, --model-config or --model, and --set pool_bytes=40GiB or --gpu h100-80.
-
-    Exit codes: 0 it can be had; 1 the target can't be met; 2 wrong usage; 3 nothing could be planned; 4 an input can't be
-    read.
     """
     from memledger.plan_values import Target
 

@@ -33,7 +33,7 @@ OWN: Final[dict[str, tuple[str, ...]]] = {
 }
 """Options that may have a default for one command, in a table of its name."""
 
-_DEMO: Final = frozenset({"width", "no_color"})
+_DEMO: Final = ("width", "no_color")
 """The demo is the same for everybody; how wide it is, is the reader's."""
 
 NO_DEFAULTS_FOR: Final = frozenset({"config", "completion"})
@@ -155,7 +155,7 @@ def _check_names(content: Mapping[str, Any], shown: str) -> None:
 
 def names_of(command: str) -> tuple[str, ...]:
     """The keys that a command's table may hold."""
-    return tuple(_DEMO) if command == "demo" else (*EVERYWHERE, *OWN.get(command, ()))
+    return _DEMO if command == "demo" else (*EVERYWHERE, *OWN.get(command, ()))
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
