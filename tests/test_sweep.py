@@ -321,11 +321,19 @@ class TestJudge:
             looks = [look("during", 1, metrics=metrics(requests, 0, kv))]
             return a_step(Step(context, requests), [outcome(0.0, prompt=context)] * requests, looks)
 
-        target = Target(pool_bytes=1_000_000, bytes_per_token=8.0, state_bytes_per_request=500)
+        target = Target("vllm", pool_bytes=1_000_000, bytes_per_token=8.0, state_bytes_per_request=500)
         told = swept(*full(100, 1), *full(100, 2), *full(300, 2), target=target).growth[0]
         assert (told.unit, told.model_per_token, told.model_per_request) == ("bytes", 8.0, 500)
         assert told.measured.per_token == pytest.approx(8.0)
         assert told.measured.per_request == pytest.approx(500)
+        # SGLang's state is in a pool of its own: nothing of it is to be found here.
+        own = Target("sglang", pool_bytes=1_000_000, bytes_per_token=8.0, state_bytes_per_request=500)
+        assert swept(*full(100, 1), *full(300, 2), target=own).growth[0].model_per_request is None
+
+    def test_steps_that_did_not_all_run_at_once_tell_nothing_of_growth(self):
+        looks = [look("during", 1, metrics=metrics(1, 0, 0.5))]
+        steps = [a_step(Step(c, 2), [outcome(0.0, prompt=c)], looks) for c in (100, 300)]
+        assert swept(*steps[0], *steps[1]).growth == ()
 
     def test_memory_before_at_its_peak_and_after(self):
         looks = [

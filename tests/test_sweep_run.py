@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-from sweep_server import Behaviour, Server
+from sweep_server import Behaviour, Server, hash_of
 
 pytest.importorskip("httpx")
 
@@ -275,6 +275,18 @@ class TestOthers:
                 == 0
             )
 
+    @pytest.mark.parametrize(("answer", "code"), [(True, 0), (False, 130)])
+    def test_at_a_terminal_the_user_is_asked(self, run, monkeypatch, tmp_path, answer, code):
+        questions = []
+        monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+        monkeypatch.setattr("click.confirm", lambda text, **_: questions.append(text) or answer)
+        small = ["--contexts", "32", "--concurrency", "1", "--requests", "1", "--output-tokens", "5"]
+        with Server(Behaviour(others=1)) as server:
+            assert run(server, small=small)[0] == code
+            assert ("/v1/completions" in server.paths) == answer
+        assert "serving 1 request of others" in questions[0]
+        assert (tmp_path / "r.jsonl").exists() == answer
+
     def test_without_metrics_it_can_t_be_told(self, run):
         with Server(Behaviour(metrics=False)) as server:
             code, _, err = run(server)
@@ -327,6 +339,34 @@ class TestUsage:
     def test_httpx_is_loaded_only_when_it_is_used(self):
         code = "import sys, memledger.cli.sweep, memledger.sweep.runner, memledger.sweep.server; sys.exit('httpx' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    def test_prompts_may_be_made_of_the_users_own_text(self, run, tmp_path):
+        (tmp_path / "data.jsonl").write_text(
+            "".join(f'{{"id": {i}, "prompt": "alpha{i} beta{i} gamma{i}"}}\n' for i in range(30))
+        )
+        with Server() as server:
+            assert run(server, "--dataset", "data.jsonl")[0] == 0
+            own = {3 + hash_of(f"{word}{i}") for word in ("alpha", "beta", "gamma") for i in range(30)}
+            assert {token for prompt in server.prompts for token in prompt} <= own
+
+    def test_data_that_can_t_be_read_or_is_too_short(self, run, tmp_path):
+        (tmp_path / "short.txt").write_text("one two three")
+        with Server() as server:
+            for name, said in (("missing.txt", "missing.txt"), ("short.txt", "3 distinct tokens only")):
+                code, _, err = run(server, "--dataset", name)
+                assert (code, said in err) == (4, True)
+            assert "/v1/completions" not in server.paths
+        assert not (tmp_path / "r.jsonl").exists()
+
+    @pytest.mark.parametrize("name", ["taken.jsonl", "nowhere/r.jsonl", "."])
+    def test_results_that_can_t_be_written_end_it_before_a_request_is_sent(self, tmp_path, monkeypatch, capsys, name):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "taken.jsonl").write_text("mine")
+        with Server() as server:
+            assert app.run(["sweep", server.url, "--results", name]) == 74
+            assert server.paths == []
+        assert name in capsys.readouterr().err
+        assert (tmp_path / "taken.jsonl").read_text() == "mine"
 
 
 class TestReports:
@@ -383,7 +423,7 @@ class TestCompare:
     @pytest.fixture
     def two(self, run, tmp_path):
         """Results of a quick server, and of one whose first token takes longer than any of the quick one's by much."""
-        for name, delay in (("a", 0.0), ("b", 2.0)):
+        for name, delay in (("a", 0.0), ("b", 1.0)):
             with Server(Behaviour(first_delay=delay)) as server:
                 small = ["--contexts", "32", "--concurrency", "12", "--requests", "12", "--output-tokens", "2"]
                 assert run(server, small=small)[0] == 0
@@ -399,13 +439,15 @@ class TestCompare:
         assert pair["step"] == {"context": 32, "concurrency": 12}
         assert changes["ttft_p50"]["differs"] == "yes"
         assert changes["ttft_p99"]["differs"] == "not_known"
-        assert changes["ttft_p50"]["b"] >= 2.0
+        assert changes["ttft_p50"]["b"] >= 1.0
         assert app.run(["compare", *two]) == 0
         text = capsys.readouterr().out
         assert max(map(len, text.splitlines())) <= 80
         assert "differs" in text
+        self.refused(two, tmp_path, capsys)
 
-    def test_sweeps_compare_with_sweeps_only(self, two, tmp_path, capsys):
+    def refused(self, two, tmp_path, capsys):
+        """Sweeps compare with sweeps, two at a time."""
         (tmp_path / "server.log").write_text("hello")
         assert app.run(["compare", two[0], "server.log"]) == 2
         assert app.run(["compare", two[0], two[1], "--max-regression", "kv_tokens=-5%"]) == 2

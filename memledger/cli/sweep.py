@@ -337,6 +337,7 @@ async def _others(client: httpx.AsyncClient, counters: Counters) -> str | None:
     import asyncio
 
     from memledger.sweep import server
+    from memledger.words import plural
 
     if counters.metrics is None or counters.metrics.running_requests is None:
         return "the server serves no metrics, so it can't be told whether others use it"
@@ -347,7 +348,7 @@ async def _others(client: httpx.AsyncClient, counters: Counters) -> str | None:
             return "the server's metrics come and go, so it can't be told whether others use it"
         busy = (seen.metrics.running_requests or 0) + (seen.metrics.queued_requests or 0)
         if busy:
-            return f"the server is serving {busy} requests of others"
+            return f"the server is serving {plural(busy, 'request')} of others"
     if counters.totals is not None and again.totals is not None and again.totals.since(counters.totals).requests:
         return "the server is serving others: it answered requests just now"
     return None

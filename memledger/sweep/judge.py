@@ -358,7 +358,9 @@ def _told(name: str, results: Sequence[StepResult], output_tokens: int, target: 
         return None
     if unit == "share":
         return GrowthTold(name, "share", told)
-    return GrowthTold(name, "bytes", told, target.bytes_per_token, target.state_bytes_per_request)
+    # SGLang keeps recurrent state in a pool of its own; vLLM takes it from the KV pool's blocks.
+    state = target.state_bytes_per_request if target.framework == "vllm" else None
+    return GrowthTold(name, "bytes", told, target.bytes_per_token, state)
 
 
 def trends(looks: Sequence[Look]) -> tuple[Trended, ...]:
