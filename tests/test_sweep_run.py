@@ -430,7 +430,7 @@ class TestCompare:
             (tmp_path / "r.jsonl").rename(tmp_path / f"{name}.jsonl")
         return "a.jsonl", "b.jsonl"
 
-    def test_steps_side_by_side(self, two, capsys):
+    def test_steps_side_by_side(self, two, tmp_path, capsys):
         assert app.run(["compare", *two, "--format", "json"]) == 0
         report = json.loads(capsys.readouterr().out)
         jsonschema.Draft202012Validator(sweep_compare.schema()).validate(report)
