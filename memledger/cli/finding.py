@@ -10,7 +10,7 @@ import click
 from memledger.cli import overview
 
 if TYPE_CHECKING:
-    from memledger.findings.catalogue import Page
+    from memledger.findings.page import Page
 
 
 @click.command("finding", short_help=overview.COMMANDS["finding"][1])
