@@ -19,12 +19,12 @@ from sweep_server import Behaviour, Server, hash_of
 pytest.importorskip("httpx")
 
 from memledger.cli import app
-from memledger.report import sweep_compare, sweep_json
+from memledger.report import html_page, sweep_compare, sweep_json, sweep_page, sweep_text
 from memledger.sweep import journal, judge
 from memledger.sweep import server as asking
 from memledger.sweep.prompts import IdPrompts
 from memledger.sweep.runner import Plan, Runner
-from memledger.sweep.values import Begun, Memory, Settings, Target
+from memledger.sweep.values import Begun, Memory, Settings, SweepReport, Target
 
 SMALL = ["--contexts", "32,64", "--concurrency", "1,3", "--requests", "6", "--output-tokens", "5"]
 
@@ -251,7 +251,7 @@ class Stepwise:
 
     def memory(self, *, accounts):
         left = self.free[max(len(p) for p in self.server.prompts)]
-        return Memory({}, 2**40 - left, left, 2**40)
+        return Memory({"weights/model": 2**30, "free": left}, 2**40 - left, left, 2**40)
 
 
 class TestOthers:
@@ -394,6 +394,28 @@ class TestReports:
         page = (tmp_path / "r.html").read_text()
         assert "Time to the first token" in page
         assert "64 x 3" in page
+
+    def test_accounts_of_a_gpu_by_step_in_text_and_html(self):
+        pytest.importorskip("plotly")
+        gib = 2**30
+        with Server() as server:
+            machine = Stepwise(server, {32: 60 * gib, 64: 50 * gib})
+            sweep = swept_with(server, machine)
+        report = SweepReport("1", sweep)
+        text = sweep_text.render(report)
+        # Twice the context took 10 GiB that were free before.
+        assert "free -10.00" in text
+        assert "weights" not in text
+        figures = {
+            figure.title: figure
+            for section in sweep_page.page(report).chapters[0].sections
+            for figure in section.figures
+        }
+        accounts = figures["Memory by account"].chart
+        assert accounts.bars == ("before", "after 32 x 1", "after 64 x 1")
+        free = next(part for part in accounts.parts if part.colour == "free")
+        assert free.values == (60.0, 60.0, 50.0)
+        assert "Memory by account" in html_page.render(sweep_page.page(report))
 
     def test_results_that_end_in_a_line_are_read(self, run, tmp_path, capsys):
         with Server() as server:

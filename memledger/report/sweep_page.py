@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from memledger import words as n
 from memledger.report import sweep_view as v
+from memledger.report.html_charts import gib
 from memledger.report.html_page import Cell, Chapter, Figure, Grid, Lead, Page, Part, Section, Stack, Use, Uses
+from memledger.report.view import ACCOUNT_LABELS, top_account
 from memledger.sweep.figures import Distribution
 from memledger.sweep.values import StepResult, Sweep, SweepReport
 
@@ -22,7 +24,9 @@ def page(report: SweepReport) -> Page:
         Section("Steps", grids=(_grid("Steps", v.STEP_HEADS, [v.step_row(s) for s in sweep.steps], v.STEP_NOTE),)),
         Section("Times and rates", figures=_figures(measured)),
         Section("Intervals", grids=_intervals(measured)),
-        Section("Memory", figures=_pools(measured), grids=_memory(sweep), items=_growth(sweep)),
+        Section(
+            "Memory", figures=(*_pools(measured), *_accounts(measured)), grids=_memory(sweep), items=_growth(sweep)
+        ),
         Section("To know", items=tuple(v.remarks(sweep))),
     )
     return Page("memledger sweep", title, (Chapter(title, sections),), report.inputs)
@@ -86,7 +90,7 @@ def _bars(
     if not told:
         return None
     hover = tuple(f"{s.step.name}: {value:.4g} {unit}" for s, value in told)
-    part = Part(title, "weights", tuple(value for _, value in told), hover, tuple(f"{value:.3g}" for _, value in told))
+    part = Part(unit, "weights", tuple(value for _, value in told), hover, tuple(f"{value:.3g}" for _, value in told))
     return Figure(title, "; ".join(hover), Stack(tuple(s.step.name for s, _ in told), (part,), unit))
 
 
@@ -100,6 +104,41 @@ def _pools(steps: Sequence[StepResult]) -> tuple[Figure, ...]:
     if not pools:
         return ()
     return (Figure("Peak use of the pools", "; ".join(pool.hover for pool in pools), Uses(pools)),)
+
+
+def _accounts(steps: Sequence[StepResult]) -> tuple[Figure, ...]:
+    """The ledger with the machine's rows before the first step and after each, all GPUs of the server together."""
+    told = [s for s in steps if s.memory.accounts_before and s.memory.accounts_after]
+    if not any(_sums(s.memory.accounts_after) for s in told):
+        return ()
+    states = [("before", told[0].memory.accounts_before), *((s.step.name, s.memory.accounts_after) for s in told)]
+    sums = [_sums(accounts) for _, accounts in states]
+    names = list(dict.fromkeys(name for one in sums for name in one))
+    parts = []
+    for name in names:
+        label = ACCOUNT_LABELS.get(name, name.replace("_", " "))
+        sizes = [one.get(name) for one in sums]
+        hover = tuple(
+            "" if size is None else f"{label}, {state}: {n.gib(size)} GiB\n{size:,} bytes"
+            for size, (state, _) in zip(sizes, states, strict=True)
+        )
+        texts = tuple("" if size is None else n.gib(size) for size in sizes)
+        parts.append(Part(label, name, tuple(None if size is None else gib(size) for size in sizes), hover, texts))
+    says = "; ".join(
+        f"{state}: " + ", ".join(f"{ACCOUNT_LABELS.get(a, a)} {n.gib_about(size)}" for a, size in one.items())
+        for (state, _), one in zip(states, sums, strict=True)
+    )
+    bars = tuple(f"after {state}" if i else state for i, (state, _) in enumerate(states))
+    return (Figure("Memory by account", says, Stack(bars, tuple(parts))),)
+
+
+def _sums(accounts: dict[str, int]) -> dict[str, int]:
+    """The device's accounts by their first part; those of the host are a ledger of their own."""
+    sums: dict[str, int] = {}
+    for account, size in accounts.items():
+        if size and not account.startswith("host/"):
+            sums[top_account(account)] = sums.get(top_account(account), 0) + size
+    return sums
 
 
 def _intervals(steps: Sequence[StepResult]) -> tuple[Grid, ...]:
