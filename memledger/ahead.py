@@ -30,22 +30,32 @@ from memledger.thin import Thinner
 MOST_HELPERS: Final = 7
 """The reader's own share of the work is a tenth: more helpers than this would wait for it."""
 BLOCKS_AHEAD: Final = 16
-"""How far each process may be ahead of the reader: what it found is held until then."""
+MOST_AHEAD: Final = 48
+"""How far each process, and all of them, may be ahead of the reader: what they found is held until then."""
 RENEWED_AFTER: Final = 256
 """Blocks after which helpers are started anew, if the reader has learnt a shape since."""
 
 _TOKEN: Final = struct.Struct("<Q")
 _FRAME: Final = struct.Struct("<QIII")
+_NUMBER_BYTES: Final = array("I").itemsize
 _PIPE_BYTES: Final = 2**20
 _READ_BYTES: Final = 2**20
 
 
 class Found(NamedTuple):
-    """What is in one block: its bytes, its line ends, and its literals, their ends counted from the block's start."""
+    """What is in one block: its bytes, its line ends, and its literals, their ends counted from the block's start.
+
+    `flat` has a literal and its end in turn: a tenth of the memory of pairs.
+    """
 
     length: int
     newlines: int
-    hits: Hits
+    flat: array[int]
+
+    @property
+    def hits(self) -> Hits:
+        """The literals."""
+        return list(zip(self.flat[::2], self.flat[1::2], strict=True))
 
 
 class Block(NamedTuple):
@@ -98,7 +108,7 @@ class Ahead:
         self._helpers = min(helpers, MOST_HELPERS)
         self._applies = applies
         self._overlap = longest - 1
-        self._ahead = BLOCKS_AHEAD * (self._helpers + 1)
+        self._ahead = min(BLOCKS_AHEAD * (self._helpers + 1), MOST_AHEAD)
         self._found: dict[int, Found] = {}
         self._results: dict[int, _Frames] = {}
         self._poll = select.poll()
@@ -217,7 +227,7 @@ class Ahead:
         if before:
             hits = [(literal, end - before) for literal, end in hits if end > before]
         newlines = self._count(data) - data.count(b"\n", 0, before)
-        return Found(len(data) - before, newlines, hits)
+        return Found(len(data) - before, newlines, array("I", itertools.chain.from_iterable(hits)))
 
     def _start(self, first: int) -> bool:
         """Fork the helpers; False where that can't be done here."""
@@ -289,18 +299,16 @@ class _Frames:
         at = 0
         while len(data) - at >= _FRAME.size:
             number, length, newlines, count = _FRAME.unpack_from(data, at)
-            stop = at + _FRAME.size + 8 * count
+            stop = at + _FRAME.size + _NUMBER_BYTES * count
             if stop > len(data):
                 break
-            flat = array("I", data[at + _FRAME.size : stop])
-            yield number, Found(length, newlines, list(zip(flat[::2], flat[1::2], strict=True)))
+            yield number, Found(length, newlines, array("I", data[at + _FRAME.size : stop]))
             at = stop
         self._rest = data[at:]
 
 
 def _frame(number: int, found: Found) -> bytes:
-    flat = array("I", itertools.chain.from_iterable(found.hits))
-    return _FRAME.pack(number, found.length, found.newlines, len(found.hits)) + flat.tobytes()
+    return _FRAME.pack(number, found.length, found.newlines, len(found.flat)) + found.flat.tobytes()
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Leaving out usage lines that can raise no maximum, before the reader sees them.
+"""Leaving out usage lines that can raise no maximum, and logged requests, before the reader sees them.
 
 Of the usage lines of a block, those that raise no maximum within the block raise none in the file either, whatever came
 before. Their literals are taken out of what was found, so the reader does not meet them. It meets exactly the lines that
@@ -70,16 +70,23 @@ class Thinner:
             same = index
             while same < len(hits) and hits[same][1] <= right:
                 same += 1
-            kept += hits[index:same]
+            here = _each_once(hits[index:same])
             if shape is None:
+                reached = self._reaches(data, left, right, here)
+                if reached == right and left >= as_is:
+                    continue  # a request that ends on its line: nothing in it is looked at
                 kept += _needed(run, hits)
-                as_is = max(as_is, self._reaches(data, left, right, hits[index:same]))
+                as_is = max(as_is, reached)
+            kept += here
         kept += _needed(run, hits)
         kept.sort(key=itemgetter(1))
         return kept
 
     def _reaches(self, data: bytes, left: int, right: int, hits: Hits) -> int:
-        """How far the line may take following lines with it; beyond the end of `data` where that is not known."""
+        """How far the line may take following lines with it; beyond the end of `data` where that is not known.
+
+        `right` only where it shows a request that ends there.
+        """
         if any(literal in self._marks for literal, _ in hits) and shows_request(data[left:right]):
             end = end_of_request(data, left, right, more=True)
             return len(data) + 1 if end is None else end
@@ -88,6 +95,16 @@ class Thinner:
             if right < 0:
                 return len(data) + 1
         return right + 1
+
+
+def _each_once(hits: Hits) -> Hits:
+    """The first of each literal: which stand in a line counts, not how often."""
+    if len(hits) < 3:
+        return hits
+    first: dict[int, int] = {}
+    for literal, end in hits:
+        first.setdefault(literal, end)
+    return list(first.items())
 
 
 def _needed(run: dict[Shape, tuple[list[bytes], list[int]]], hits: Hits) -> Hits:

@@ -215,6 +215,19 @@ def test_a_peak_inside_a_users_text_hides_no_peak_after_it(tmp_path):
     assert max(e[1]["running"] for e in helped[0] if "running" in e[1]) == 80
 
 
+def test_requests_that_end_on_their_line_are_left_out_with_all_their_words(tmp_path):
+    asked = "INFO 09-09 10:00:00 [logger.py:37] Received request c-%d: prompt: '%s', params: SamplingParams(n=1)\n"
+    path = tmp_path / "server.log"
+    path.write_text("".join(asked % (n, "3 GB, 12 tokens " * (n % 9)) for n in range(2 * BLOCK // 100)))
+    descriptor, helping = opened(path, Scanner(load_rules()), Alone)
+    whole_lines = os.pread(descriptor, BLOCK, BLOCK).count(b"\n") - 1
+    left = helping._scan(1)
+    os.close(descriptor)
+    assert left.newlines == whole_lines + 1
+    assert len(left.hits) < 60  # the first line and the last are cut by the block's ends
+    assert events_of(path, Alone)[0] == events_of(path)[0]
+
+
 # ---- what may happen to helpers
 
 
