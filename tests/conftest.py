@@ -14,8 +14,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Tests keep their compiled rules in a folder of their own, never in the user's cache."""
+    """Tests keep their compiled rules in a folder of their own, never in the user's cache, and know no defaults of the user's."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMLEDGER_CONFIG", "")
         patch.setenv("MEMLEDGER_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

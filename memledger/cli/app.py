@@ -89,12 +89,14 @@ def _may_be_set() -> bool:
     """Whether a variable or the config file may hold a default: without, nothing about defaults is imported."""
     if any(name.startswith("MEMLEDGER_") and name not in _NO_DEFAULTS for name in os.environ):
         return True
+    if (named := os.environ.get("MEMLEDGER_CONFIG")) is not None:
+        return bool(named)
     base = os.environ.get("XDG_CONFIG_HOME", "")
     folder = base if base.startswith("/") else f"{os.environ.get('HOME', '')}/.config"
     return os.path.lexists(f"{folder}/memledger/config.toml")
 
 
-_NO_DEFAULTS: Final = frozenset({"MEMLEDGER_CACHE", "MEMLEDGER_TRACEBACK"})
+_NO_DEFAULTS: Final = frozenset({"MEMLEDGER_CACHE", "MEMLEDGER_CONFIG", "MEMLEDGER_TRACEBACK"})
 
 
 def _not_a_command(name: str, args: Sequence[str]) -> str:
