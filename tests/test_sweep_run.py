@@ -175,7 +175,7 @@ def test_the_cap_on_time_ends_what_runs(run):
     assert "--max-time" in step["reason"]
 
 
-def test_a_soak_follows_the_steps_and_is_judged(run):
+def test_a_soak_follows_the_steps_and_is_judged(run, capsys):
     small = ["--contexts", "32", "--concurrency", "1", "--requests", "2", "--output-tokens", "5"]
     with Server(Behaviour(first_delay=0.01)) as server:
         code, report, _ = run(server, "--soak", "1.5s", small=small)

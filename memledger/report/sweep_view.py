@@ -22,7 +22,7 @@ INTERVAL_NOTE: Final = (
 )
 STEP_NOTE: Final = (
     "TTFT: seconds to the first token, median and 99th percentile; tok/s: tokens a second of one request while it decodes, "
-    "median and what 99 of 100 reach; out/s and req/s: all requests together, from the first sent to the last ended; KV: peak."
+    "median and what 99 of 100 reach; out/s and req/s: all requests together, from the first sent to the last ended; KV: peak; *: the soak."
 )
 
 
@@ -109,7 +109,7 @@ def step_row(one: StepResult) -> list[str]:
         _rate(one.output_tokens_per_s),
         _small(one.requests_per_s),
         UNKNOWN if one.usage.kv is None else n.percent(one.usage.kv),
-        one.verdict.replace("_", " ") + (" (soak)" if one.soak else ""),
+        one.verdict.replace("_", " ") + (" *" if one.soak else ""),
     ]
 
 
