@@ -277,6 +277,9 @@ class Unwrapper:
             enough = (1 if styles and first and stop > FEW_LINES else 2) if common else 3
         else:
             enough = 3 if common else 6
+        if enough == 1 and all(lines[i].endswith((b".", b"!", b"?")) for i in full):
+            # One line alone that ends as a sentence does is as long as that by chance.
+            enough = 2
         ends_blank = any(lines[i][-1:] == b" " for i in full)
         if len(cut) >= enough and len(other) <= len(cut) / 3 + 1:
             return Stretch(start, stop, width, styles, not ends_blank, False, len(cut))
