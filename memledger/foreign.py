@@ -17,6 +17,8 @@ DEEPEST: Final = 30
 
 _POSITIVE: Final = frozenset({"rows", "slots", "block_tokens"})
 """Details that are divided by, or counted with."""
+_PLAIN: Final = frozenset({"dtype", "type", "part", "tokens", "tokens_rule", "what", "source", "quantization", "note"})
+"""Details that are compared with others: texts or numbers."""
 _NUMBERS: Final = (
     "_size",
     "_tokens",
@@ -71,6 +73,8 @@ def _of_rank(rank: Rank) -> Iterator[str]:
             yield "it has an account or a stage that memledger does not know"
         if any(name in entry.detail and not _is_count(entry.detail[name]) for name in _POSITIVE):
             yield "a count in it is none"
+        if any(isinstance(entry.detail.get(name), (dict, list)) for name in _PLAIN):
+            yield "a detail in it is of another kind than its name says"
         if not isinstance(entry.detail.get("modelled") or {}, dict):
             yield "the model's figures in it are none"
 

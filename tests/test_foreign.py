@@ -39,6 +39,7 @@ HOSTILE = [
     ((*ENTRY, "detail", "rows"), 0),
     ((*ENTRY, "detail", "slots"), "many"),
     ((*ENTRY, "detail", "modelled"), [1]),
+    ((*ENTRY, "detail", "dtype"), {}),
     ((*ENTRY, "evidence", 0, "input"), 7),
     ((*ENTRY, "evidence", 0, "input"), -1),
     (("servers", 0, "span", 0, "input"), 7),

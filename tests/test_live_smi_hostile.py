@@ -100,3 +100,9 @@ def test_an_entity_of_a_document_is_never_expanded():
     )
     with pytest.raises(ValueError, match="no nvidia-smi output"):
         read_smi(text.encode())
+
+
+def test_a_column_with_a_unit_that_is_none_has_no_sizes():
+    found = read_smi(b"index, name, memory.total [IiB], memory.used [MiB]\n0, NVIDIA H100, 81559, 100 MiB\n")
+    assert found.devices[0].total_bytes is None
+    assert found.devices[0].used_bytes == 100 * MIB

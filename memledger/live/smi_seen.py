@@ -28,11 +28,12 @@ class SmiError(ValueError):
 
 
 def size(text: str | None, default_unit: str = "MiB") -> int | None:
-    """Bytes of a printed size; None for N/A and everything else that is no figure. nvidia-smi's old "MB" is MiB."""
+    """Bytes of a printed size; None for N/A and everything else that is no figure or has a unit that is none. nvidia-smi's old "MB" is MiB."""
     found = _SIZE.match(text.strip()) if text is not None else None
-    if found is None:
+    unit = _UNITS.get(found.group(2) or default_unit) if found is not None else None
+    if found is None or unit is None:
         return None
-    value = int(found.group(1)) * _UNITS[found.group(2) or default_unit]
+    value = int(found.group(1)) * unit
     return value if value < NOT_AVAILABLE_FROM else None
 
 
