@@ -79,19 +79,26 @@ def look_again(report: Report, rules: RuleSet) -> History:
         if (why := _not_told(report, place, server)) is not None:
             missing[place] = why
     wanted = {span.input for place, s in enumerate(report.servers) if place not in missing for span in s.span}
+    seen: dict[tuple[int, int], str] = {}
     for index in sorted(wanted):
         for event in _serving(report, index, rules):
+            seen[event.input, event.line] = event.text
             whose = _whose(report, event)
             if whose is not None and whose not in missing and (sample := _sample(event)) is not None:
                 found.setdefault(whose, {}).setdefault(_scheduler(event), []).append(sample)
-    return History({place: _tracks(by_scheduler) for place, by_scheduler in found.items()}, missing)
+    for place, server in enumerate(report.servers):
+        if place not in missing and any(seen.get((e.input, e.line)) != e.text for e in server.usage.evidence):
+            # Rotated meanwhile, or a snapshot's log of another machine: what stands there now is not what was read.
+            missing[place] = "its log does not say any more what was read"
+    tracks = {place: _tracks(by_scheduler) for place, by_scheduler in found.items() if place not in missing}
+    return History(tracks, missing)
 
 
 def _not_told(report: Report, place: int, server: Server) -> str | None:
     if not server.usage.seen or not server.span:
         return NO_SERVING_LINE
     if not all(s.input < len(report.inputs) and is_a_file(report.inputs[s.input].path) for s in server.span):
-        return "what was read from a pipe can't be read a second time"
+        return "its log can't be read a second time (a pipe, or a file that is gone)"
     others = [s for i, s in enumerate(report.servers) if i != place and s.framework == server.framework]
     if any(
         mine.input == other.input and mine.first_line <= other.last_line and other.first_line <= mine.last_line

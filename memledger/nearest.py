@@ -17,7 +17,8 @@ def nearest_file(name: str) -> str | None:
     folder, base = os.path.split(name)
     try:
         with os.scandir(folder or ".") as found:
-            names = sorted(entry.name for entry in itertools.islice(found, MOST_NAMES))
+            # A name that was written right is there, yet can't be opened: a link to nothing.
+            names = sorted(e.name for e in itertools.islice(found, MOST_NAMES) if e.name != base)
     except (OSError, ValueError):
         return None
     near = nearest(base, names)

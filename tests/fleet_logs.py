@@ -11,6 +11,14 @@ from memledger.fleet.one import Outcome, Settings, Work
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 DEMO = FIXTURES / "demo" / "server.log"
 
+
+def parquet():
+    """pyarrow's Parquet, loaded when it is used: it starts threads, beside which no test of a fork can run."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet
+
+
 LOG = """\
 [2026-09-09 11:50:01] server_args=ServerArgs(model_path='/models/example-{number}b', tp_size=1, mem_fraction_static=0.85)
 [2026-09-09 11:50:20] Load weight begin. avail mem=78.50 GB

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 import jsonschema
-import pyarrow.parquet as pq
 import pytest
-from fleet_logs import DEMO, log, write_logs
+from fleet_logs import DEMO, log, parquet, write_logs
 
 from memledger.cli import app
 from memledger.fleet import output
@@ -43,7 +42,7 @@ def test_rows_of_all_logs_stand_in_parquet_and_in_json_lines(tmp_path, capfd):
     out = tmp_path / "out"
     code, found, err = report(capfd, tmp_path / "logs", "--out", out)
     assert (code, err) == (app.DONE, "")
-    table = pq.read_table(out / "ranks.parquet")
+    table = parquet().read_table(out / "ranks.parquet")
     assert table.schema.equals(output.schema(), check_metadata=False)
     assert table.schema.field("kv_pool_bytes").metadata[b"unit"] == b"bytes"
     assert table.to_pylist() == lines(out)

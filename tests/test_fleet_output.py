@@ -2,8 +2,8 @@
 
 import json
 
-import pyarrow.parquet as pq
 import pytest
+from fleet_logs import parquet
 
 from memledger.fleet import output
 from memledger.fleet.columns import COLUMNS
@@ -18,7 +18,7 @@ def test_parts_are_one_table_and_unknown_is_null(tmp_path, monkeypatch):
     monkeypatch.setattr(output, "GROUP_ROWS", 2)
     where = places(tmp_path)
     assert write(where, iter(ROWS)) == 5
-    file = pq.ParquetFile(where.parquet)
+    file = parquet().ParquetFile(where.parquet)
     assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [2, 2, 1]
     whole = [{**dict.fromkeys(c.name for c in COLUMNS), **row} for row in ROWS]
     assert file.read().to_pylist() == whole
@@ -27,7 +27,7 @@ def test_parts_are_one_table_and_unknown_is_null(tmp_path, monkeypatch):
 
 def test_no_rows_are_an_empty_table_with_its_columns(tmp_path):
     assert write(places(tmp_path), []) == 0
-    assert pq.read_table(tmp_path / "ranks.parquet").column_names == [c.name for c in COLUMNS]
+    assert parquet().read_table(tmp_path / "ranks.parquet").column_names == [c.name for c in COLUMNS]
     assert (tmp_path / "ranks.jsonl").read_bytes() == b""
 
 
@@ -48,6 +48,6 @@ def test_an_end_in_the_middle_leaves_what_was_there(tmp_path):
 
 def test_every_column_says_its_meaning_in_the_file(tmp_path):
     write(places(tmp_path), ROWS)
-    schema = pq.read_schema(tmp_path / "ranks.parquet")
+    schema = parquet().read_schema(tmp_path / "ranks.parquet")
     for column in COLUMNS:
         assert schema.field(column.name).metadata[b"meaning"].decode() == column.meaning

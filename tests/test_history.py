@@ -7,7 +7,7 @@ import pytest
 
 from memledger import history
 from memledger.grammar import load_rules
-from memledger.history import MOST_BUCKETS, NO_SERVING_LINE, Sample, look_again, thinned
+from memledger.history import MOST_BUCKETS, NO_SERVING_LINE, History, Sample, look_again, thinned
 from memledger.pipeline import explain
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -48,6 +48,7 @@ def looked(path, rules):
 )
 def test_the_largest_of_each_figure_is_the_reports_peak(name, rules):
     report, found = looked(FIXTURES / name / "server.log", rules)
+    assert found.missing == {}
     (track,) = found.tracks[0]
     use = report.servers[0].usage
     for figure, peak in (
@@ -122,6 +123,8 @@ def test_a_log_that_was_rotated_in_between_tells_nothing_wrong(tmp_path, rules):
     log.write_text(START + decode(0, 1, 0.1) + decode(1, 2, 0.2))
     report = explain([str(log)])
     log.write_text("")
+    assert look_again(report, rules) == History({}, {0: "its log does not say any more what was read"})
+    log.write_text(START + decode(0, 7, 0.7) + decode(1, 9, 0.9))
     assert look_again(report, rules).tracks == {}
 
 

@@ -17,6 +17,11 @@ def test_the_nearest_file_of_the_same_folder_is_named_as_it_was_written(tmp_path
     assert nearest_file("a\0b") is None
 
 
+def test_a_link_to_nothing_is_not_answered_with_itself(tmp_path):
+    (tmp_path / "server.log").symlink_to(tmp_path / "gone")
+    assert nearest_file(str(tmp_path / "server.log")) is None
+
+
 def test_the_nearest_of_some_names_whatever_their_case():
     assert nearest("tpo", ["TP0", "DP1 TP3"]) == "TP0"
     assert nearest("x", ["TP0"]) is None

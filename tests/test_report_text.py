@@ -197,7 +197,7 @@ class TestFolding:
         assert "TP0" not in output.split("\n\n", 2)[2]
 
     def test_a_rank_that_is_not_there_is_an_error_that_names_those_that_are(self):
-        with pytest.raises(LookupError, match="no rank 'TP9': the log has TP0, TP1"):
+        with pytest.raises(LookupError, match=r"no rank 'TP9' \(did you mean 'TP1'\?\): the log has TP0, TP1"):
             text(dense(ranks=self.ranks(15.0, 15.0)), options=Options(rank="TP9"))
 
     def test_the_first_sentence_is_about_the_ranks_asked_for(self):

@@ -355,8 +355,8 @@ class SymptomLog:
         prefix = draft.event.prefix
         if head is None or prefix.time or prefix.ranks or prefix.pid is not None:
             return
-        if head.prefix.style == "vllm":
-            # Its tracebacks have the prefix on every line, the exception's too.
+        if head.prefix.style == "vllm" or draft.event.id == "nccl_alloc_failed":
+            # vLLM's tracebacks have the prefix on every line, the exception's too; what NCCL prints ends none.
             return
         if draft.event.line - head.line <= NEAR_LINES:
             draft.prefix = head.prefix
