@@ -295,6 +295,9 @@ class Scanner:
                 if not all(event.rule.last or event.rule.framework == "system" for event in found):
                     # An exception begins no other server, nor does a line of the system: the maxima before it still stand.
                     self._usage.reset()
+            else:
+                # Itself the newest line of its kind: the one before it says nothing more at the end.
+                self._usage.newest_told = True
             yield from found
 
     def _cut_off(self, text: str, ids: frozenset[int], number: int) -> Iterator[Event]:

@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memledger.events import Event
@@ -378,6 +378,13 @@ LINES = st.sampled_from(
 
 
 @given(lines=st.lists(LINES, max_size=25), block=st.integers(1, 400), end=st.sampled_from(["", "\n", "\r\n"]))
+@example(
+    [POOL_LINE[:50]] * 3
+    + [usage_line(3, 0.5).strip()] * 2
+    + [usage_line(30, 0.25, retracted=1).strip(), '192.0.2.1 - "GET /v1/models HTTP/1.1" 200 OK'],
+    1,
+    "",
+)
 @settings(max_examples=200, deadline=None)
 def test_blocks_of_any_size_give_the_same_events(lines: list[str], block: int, end: str) -> None:
     text = (end or "\n").join(lines) + end

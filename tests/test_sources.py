@@ -18,7 +18,7 @@ import zstandard
 from memledger.sources import BLOCK_BYTES, InputError, OpenInput, open_input
 from memledger.sources.follow import arriving, growing
 
-LINES = "".join(f"[2026-05-01 22:44:{n % 60:02d} TP{n % 4}] line {n} costs é {n * 7}\n" for n in range(20_000)).encode()
+LINES = "".join(f"[2026-05-01 22:44:{n % 60:02d} TP{n % 4}] line {n} costs é {n * 7}\n" for n in range(45_000)).encode()
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

@@ -15,7 +15,7 @@ from memledger.sources.compressed import compression_of, decompressed
 from memledger.sources.encoding import encoding_of, to_utf8
 from memledger.sources.follow import WAIT_SECONDS, arriving, growing, has_more, never
 
-BLOCK_BYTES: Final = 512 * 2**10
+BLOCK_BYTES: Final = 2**20
 HEAD_BYTES: Final = 64 * 2**10
 FIRST_BYTES: Final = 512
 LEAST_FIRST_BYTES: Final = 8
