@@ -40,6 +40,7 @@ STYLE_CHARACTERS: Final = 200
 _DIGITS: Final = b"0123456789"
 _ANY_DIGIT: Final = bytes(48 if 48 <= c <= 57 else c for c in range(256))
 _ODD: Final = re.compile(rb"[\x1b\r\x80-\xff]")
+_EVEN: Final = bytes(c for c in range(0x80) if c not in b"\x1b\r")
 _RULER: Final = re.compile(r"\W{10,}\Z")
 _ROW: Final = re.compile(r"[|+│┃║╭╰├┌└#].*[|+│┃║╮╯┤┐┘#]\s*\Z", re.DOTALL)
 _LEAD: Final = re.compile(rb"(?:> ?| {2,8}|\t)(?=\S)")
@@ -217,18 +218,18 @@ class Unwrapper:
     def stretches(self, lines: list[bytes]) -> list[Stretch]:
         """Where lines were cut, and at which width; in order."""
         widths = [len(line) for line in lines]
-        odd = {i: _measures(line) for i, line in enumerate(lines) if widths[i] <= 4 * WIDEST and _ODD.search(line)}
+        odd = self._odd(lines, widths)
         for i, measures in odd.items():
             widths[i] = min(measures)
         if self._after_full and self._last is not None:
             widths[0] = self._last.width
+        longest = max(widths, default=0)
         found: list[Stretch] = []
-        for width in self._candidates(widths):
-            full = [i for i, w in enumerate(widths[:-1]) if w == width or (i in odd and width in odd[i])]
+        for width, full in _as_long(self._candidates(widths), widths, odd).items():
             some = full[:: max(1, len(full) // LOOKED_AT)]
-            limits = [-1, *[i for i, w in enumerate(widths) if w > width], len(lines)]
-            if len(limits) > 2 and self._last is None and all(self._style(lines[i + 1]) for i in some):
+            if width < longest and self._last is None and all(self._style(lines[i + 1]) for i in some):
                 continue
+            limits = [-1, *[i for i, w in enumerate(widths) if w > width], len(lines)]
             for before, after in itertools.pairwise(limits):
                 here = full[bisect_left(full, before + 1) : bisect_left(full, after - 1)]
                 stretch = self._judged(lines, widths, here, before + 1, after, width)
@@ -239,6 +240,13 @@ class Unwrapper:
             if all(stretch.stop <= other.start or stretch.start >= other.stop for other in chosen):
                 chosen.append(stretch)
         return sorted(chosen)
+
+    @staticmethod
+    def _odd(lines: list[bytes], widths: list[int]) -> dict[int, set[int]]:
+        """The lines whose length is a matter of how one counts, with what they may measure."""
+        if not _holds_odd(lines):
+            return {}
+        return {i: _measures(line) for i, line in enumerate(lines) if widths[i] <= 4 * WIDEST and _ODD.search(line)}
 
     def _candidates(self, widths: list[int]) -> list[int]:
         twice = Counter(a for a, b in itertools.pairwise(widths) if a == b and NARROWEST <= a <= WIDEST).most_common(
@@ -295,6 +303,24 @@ class Unwrapper:
                 seen[self._style(lines[i])] += 1
         total = sum(seen.values())
         return frozenset(s for s, n in seen.items() if s is not None and (not _is_loose(s) or n * 2 > total))
+
+
+def _holds_odd(lines: list[bytes]) -> bool:
+    """Whether any line may be an odd one: all at once, since most blocks have none."""
+    return bool(b"".join(lines).translate(None, _EVEN))
+
+
+def _as_long(candidates: list[int], widths: list[int], odd: dict[int, set[int]]) -> dict[int, list[int]]:
+    """For each candidate, in order, the lines but the last that are as long."""
+    found: dict[int, list[int]] = {width: [] for width in candidates}
+    for i, width in enumerate(widths[:-1]):
+        if i in odd:
+            for measure in odd[i] | {width}:
+                if measure in found:
+                    found[measure].append(i)
+        elif width in found:
+            found[width].append(i)
+    return found
 
 
 def describe(widths: Counter[int], chopped: Counter[int]) -> Iterator[str]:
