@@ -65,6 +65,8 @@ def _of_server(server: Server, inputs: int) -> Iterator[str]:
 
 
 def _of_rank(rank: Rank) -> Iterator[str]:
+    if rank.gpu.index is not None and rank.gpu.index < 0:
+        yield "a GPU in it has a number that none has"
     for stage in rank.stages:
         if stage_base(stage.name) not in STAGES:
             yield "it has a stage that memledger does not know"

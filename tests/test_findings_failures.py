@@ -83,3 +83,13 @@ class TestStateBlocks:
         assert found(vllm(failures=(self.FAILURE,), prefix_caching=False, state_cache_mode="none"), "ML205") is None
         assert found(vllm(failures=(self.FAILURE,), prefix_caching=True), "ML205") is None
         assert found(vllm(prefix_caching=True, state_cache_mode="align"), "ML205") is None
+
+
+def test_what_the_log_gives_as_the_cause_is_cleaned():
+    failure = Failure(
+        "graph_capture_failed",
+        "graphs",
+        {"cause": "T\x00ried with \u202e--api-key=abcdefgh12345678", "exception": "E\x1b[2J"},
+    )
+    text = found(sglang(failures=(failure,)), "ML201").text
+    assert text == "Graph capture failed: E: T\ufffdried with \ufffd--api-key=***."

@@ -32,6 +32,7 @@ def changed(where, value):
 RANK = ("servers", 0, "ranks", 0)
 ENTRY = (*RANK, "entries", 0)
 HOSTILE = [
+    ((*RANK, "gpu", "index"), -1),
     ((*ENTRY, "account"), "weights,model"),
     ((*ENTRY, "account"), "host/"),
     ((*ENTRY, "stage"), "nowhere"),

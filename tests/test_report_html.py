@@ -116,6 +116,23 @@ class TestContent:
         assert "--max-mamba-cache-size 20" in text
         assert "recurrent state -14.91 GiB" in text
 
+    def test_what_the_cause_says_is_not_said_again(self):
+        text = Document(explained(FIXTURES / "demo" / "server.log")).words
+        assert text.count("At most 3 ever ran: 15.6 GiB were never needed") == 1
+        assert re.search(r"ML101 Lines 66 , 91 \.", text)
+        assert text.index("What to do") < text.index("state slots idle") < text.index("--max-mamba-cache-size 20", 400)
+
+    def test_a_heading_is_not_shown_twice(self):
+        target = Document(incident("oom-sglang-capture"))
+        hidden = [a for _, a in target.elements if a.get("class") == "unseen"]
+        assert target.words.count("Who held the memory") == 2
+        assert len(hidden) == 1
+
+    def test_an_advice_is_named_by_what_it_changes(self):
+        text = Document(incident("oom-sglang-capture")).words
+        assert "Lower the memory fraction Lower --mem-fraction-static from 0.93 to 0.91" in text
+        assert "Need less memory Or capture fewer sizes" in text
+
     def test_every_chart_has_a_name_and_its_figures_in_a_table(self, document):
         places = [a for _, a in document.elements if "data-chart" in a]
         assert len(places) == len(document.charts) == 4
@@ -214,6 +231,38 @@ class TestCharts:
         assert [c.label for c in figure.chart.columns][-2:] == ["final", "kept free"]
         assert figure.chart.columns[-1].value == pytest.approx(5.12, abs=0.005)
         assert "5.12 GiB of the last fall are kept free" in figure.table.remarks[0]
+
+    def test_where_no_free_memory_is_read_nothing_is_said_to_be_used_up(self):
+        one = explain([str(FIXTURES / "vllm-0.17-oom-serving" / "server.log")]).servers[0].ranks[0]
+        figure = html_charts.free_memory("TP0", one)
+        told = [(c.label, c.text) for c in figure.chart.columns]
+        assert told == [
+            ("card total", "79.18"),
+            ("weights", "-31.62"),
+            ("KV cache", "-37.64"),
+            ("CUDA graphs", "-0.81"),
+            ("rest", "9.11"),
+        ]
+        assert [c.level for c in figure.chart.columns] == [True, False, False, False, True]
+        assert "free or held by what it does not name" in figure.says
+        assert [row[1].text for row in figure.table.rows] == [text for _, text in told]
+
+    def test_a_reading_of_nothing_free_is_a_reading(self):
+        entries = (entry("weights/model", gib(30.0), "logged"), entry("free", gib(0.0), "logged", stage="final"))
+        figure = html_charts.free_memory("GPU 0", rank(30.0, [("final", 0.0)], entries))
+        assert [(c.label, c.text) for c in figure.chart.columns][-1] == ("free after", "0.00")
+
+    @pytest.mark.parametrize("name", ["vllm-0.17-oom-serving", "demo", "vllm-0.31-tp2"])
+    def test_bar_and_areas_call_what_is_left_by_the_same_name(self, name):
+        server = explain([str(FIXTURES / name / "server.log")]).servers[0]
+        stack, tree, *_ = html._where(server, server.ranks[:1], html.v.build(report(server), 0, Options()))
+        left = {p.name for p in stack.chart.parts if p.colour == "unexplained" and (p.values[0] or 0) > 0.01}
+        assert {n.label.rpartition(" ")[0] for n in tree.chart.nodes if n.colour == "unexplained"} == left
+
+    def test_a_column_without_a_figure_is_left_out_of_the_ledger(self):
+        one = rank(43.0, [("final", 5.0)], (entry("weights/model", gib(30.0), "logged"),))
+        (table,) = html.v.rank_tables(dense(), [msgspec.structs.replace(one, residual=type(one.residual)())])
+        assert [head.text for head in html_charts.ledger_grid(table).heads] == ["account", "GiB", "±", "basis", "note"]
 
     def test_peaks_are_shares_of_the_pool(self):
         one = hybrid()
@@ -376,6 +425,13 @@ def explained(log, *more):
     from memledger.cli import reading
 
     return html.document(reading.read([str(log)], [], None, look_here=False).report, Options(*more))
+
+
+def incident(name):
+    from memledger.cli import incidents
+    from memledger.report import html_oom
+
+    return html_oom.document(incidents.read([str(FIXTURES / name / "server.log")]))
 
 
 class TestCommands:

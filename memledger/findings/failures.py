@@ -162,7 +162,7 @@ def describe(failure: Failure) -> str:
         what += f" {phase}"
     if isinstance(cause := failure.numbers.get("cause"), str):
         kind = failure.numbers.get("exception")
-        return f"{what}: {f'{kind}: ' if isinstance(kind, str) else ''}{cause.rstrip('.')}."
+        return f"{what}: {f'{clean(kind, 80)}: ' if isinstance(kind, str) else ''}{clean(cause).rstrip('.')}."
     figures = _figures(failure.numbers)
     return f"{what}: {figures}." if figures else f"{what}."
 

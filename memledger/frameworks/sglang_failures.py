@@ -10,6 +10,7 @@ from memledger.events import Event
 from memledger.frameworks.kernel import kind_of_kill
 from memledger.frameworks.torch_oom import OWN_PROCESS_NOTE, own_process
 from memledger.ledger import Failure
+from memledger.sanitize import clean
 from memledger.units import Amount
 
 MOST_FAILURES: Final = 50
@@ -169,7 +170,7 @@ def _numbers(event: Event) -> dict[str, Any]:
             numbers[f"{_NAMES.get(name, name)}_bytes"] = value.bytes
         elif isinstance(value, bool) or value is None or isinstance(value, str):
             if name == "cause" and isinstance(value, str):
-                numbers["cause"] = value[:200]
+                numbers["cause"] = clean(value, 200)
         elif isinstance(value, tuple):
             if value:
                 numbers[_NAMES.get(name, name)] = [v.bytes if isinstance(v, Amount) else v for v in value]

@@ -56,18 +56,17 @@ def _chapter(view: v.View, report: Report, options: v.Options, history: History)
     ranks = v.choose_ranks(server, options.rank)
     spoken = v.about(server, ranks)
     tracks = history.tracks.get(view.index, ())
-    first = {cause.code for cause in view.cause}
     facts = tuple(fact for fact in view.facts if fact.name not in {"also", "incident", "next"})
     incident = [f for f in view.facts if f.name == "incident"]
     leads = (
-        *(Lead(c.text, c.code, c.severity) for c in view.cause),
+        *(Lead(c.text, c.code, c.severity, _lines_of(spoken, c)) for c in view.cause),
         *(Lead(f.text, severity="error") for f in incident),
     )
     return Chapter(
         view.header,
         (
             Section("The cause", leads=leads),
-            Section("What to do", problems=_problems(spoken, first, options)),
+            Section("What to do", problems=_problems(spoken, view.cause, options)),
             Section(
                 "Where the memory is",
                 figures=_where(spoken, ranks, view),
@@ -137,11 +136,28 @@ def _not_drawn(server: Server) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------------ findings
 
 
-def _problems(server: Server, first: set[str | None], options: v.Options) -> tuple[Problem, ...]:
-    """The findings, the cause's own first, then by severity and size; mere information where it is asked for."""
+def _problems(server: Server, causes: Sequence[v.Cause], options: v.Options) -> tuple[Problem, ...]:
+    """The findings, the cause's own first, then by severity and size; mere information where it is asked for.
+
+    What the cause has said word for word stands here only where something can be done about it, and is not said twice.
+    """
+    first = {cause.code for cause in causes}
+    said = {(cause.code, cause.text) for cause in causes}
     kept = [f for f in server.findings if options.all_findings or f.severity != "info" or f.code in first]
     kept.sort(key=lambda f: (f.code not in first, -v.SEVERITIES.index(f.severity), -abs(f.bytes)))
-    return tuple(problem(finding) for finding in kept)
+    shown = []
+    for finding in kept:
+        one = problem(finding)
+        if (finding.code, finding.text) not in said:
+            shown.append(one)
+        elif one.fixes:
+            shown.append(msgspec.structs.replace(one, text="", lines=()))
+    return tuple(shown)
+
+
+def _lines_of(server: Server, cause: v.Cause) -> tuple[Evidence, ...]:
+    """The lines of the finding that a cause repeats; none where it sums the ledger up."""
+    return next((f.evidence for f in server.findings if (f.code, f.text) == (cause.code, cause.text)), ())
 
 
 def problem(finding: Finding) -> Problem:

@@ -45,14 +45,10 @@ def gib(size: int) -> float:
 
 def ledger_grid(table: v.Table) -> Grid:
     """A ledger as a table with every figure that the charts hold."""
-    shown = [not any(head in {"±", "note"} for head in (name,)) or _any(table, name) for name in HEADS]
     heads = [Cell("account"), *(Cell(name, number=name in {"GiB", "±", "share", "line"}) for name in HEADS)]
-    rows = tuple(_keep(_ledger_row(row), shown) for row in table.rows)
-    return Grid(table.title, _keep(heads, shown), rows, table.remarks)
-
-
-def _any(table: v.Table, name: str) -> bool:
-    return any(row.tolerance if name == "±" else row.note for row in table.rows)
+    rows = [_ledger_row(row) for row in table.rows]
+    shown = [any(row[at].text or row[at].lines for row in rows) for at in range(1, len(heads))]
+    return Grid(table.title, _keep(heads, shown), tuple(_keep(row, shown) for row in rows), table.remarks)
 
 
 def _keep(cells: Sequence[Cell], shown: Sequence[bool]) -> tuple[Cell, ...]:
@@ -163,11 +159,7 @@ def tree_of(title: str, rank: Rank) -> Figure | None:
     for place, (account, under) in enumerate(sorted(groups.items(), key=lambda item: (_place(item[0]), item[0]))):
         nodes += _branch(account, under, account if account in _KNOWN_COLOURS else f"more-{place}")
     rest = rank.residual.bytes
-    if rest is not None and rest > LEAST_DRAWN:
-        text = (
-            f"unexplained: {n.gib(rest)} GiB {n.tolerance(rank.residual.tolerance_bytes or 0)}\n{v.verdict_words(rank)}"
-        )
-        nodes.append(Node("unexplained", "root", f"unexplained {n.gib(rest)}", gib(rest), "unexplained", text))
+    nodes += [_rest_node(row, rank) for row in v.rest_rows(rank) if (row.bytes or 0) > LEAST_DRAWN]
     says = "Accounts within accounts, by size"
     if negative:
         taken = ", ".join(f"{_label(e)} {n.signed_gib(e.bytes)} GiB" for e in negative)
@@ -175,6 +167,13 @@ def tree_of(title: str, rank: Rank) -> Figure | None:
     if rest is not None and rest < -LEAST_DRAWN:
         says += f"; the entries exceed what memory fell by {n.gib_about(-rest)}"
     return Figure(f"{title}: accounts within accounts", says, Tree(tuple(nodes)), _tree_grid(title, rank, says))
+
+
+def _rest_node(row: v.Row, rank: Rank) -> Node:
+    assert row.bytes is not None
+    text = f"{row.label}: {n.gib(row.bytes)} GiB {n.tolerance(row.tolerance)}".rstrip()
+    hovered = "\n".join([text, *([row.note] if row.note else []), v.verdict_words(rank)])
+    return Node(row.account, "root", f"{row.label} {n.gib(row.bytes)}", gib(row.bytes), "unexplained", hovered)
 
 
 def _branch(account: str, under: Sequence[Entry], colour: str) -> list[Node]:
@@ -227,16 +226,23 @@ def _tree_grid(title: str, rank: Rank, says: str) -> Grid:
 def free_memory(title: str, rank: Rank) -> Figure | None:
     """Free memory from the opening balance to the last reading; None where no stage has both readings."""
     whole = [s for s in rank.stages if s.free_before_bytes is not None and s.free_after_bytes is not None]
+    kept = account_total(rank.entries, "reserve")
+    reserve = kept.bytes if kept is not None else 0
+    read = any(e.account == "free" for e in rank.entries)
+    if whole and whole[-1].free_after_bytes == 0 and reserve <= 0 and not read:
+        # No reading says that nothing is free: the balance was drawn down to what the log does not name.
+        whole.pop()
+        if not whole:
+            return _by_account(title, rank)
     if not whole:
         return None
     columns: list[Fall] = []
     last: int | None = None
-    for stage in rank.stages:
+    for stage in whole:
         before, after = stage.free_before_bytes, stage.free_after_bytes
-        if before is None or after is None:
-            continue
+        assert before is not None and after is not None
         if last is None or before != last:
-            columns.append(Fall("free before", gib(before), f"free: {n.gib(before)} GiB", True, n.gib(before)))
+            columns.append(_level("free before", before))
         moved = after - before
         last = after
         if moved:
@@ -244,14 +250,61 @@ def free_memory(title: str, rank: Rank) -> Figure | None:
     assert last is not None
     first = whole[0].free_before_bytes
     says = f"Free memory goes from {n.gib_about(first or 0)} to {n.gib_about(last)}"
-    columns.append(Fall("free after", gib(last), f"free: {n.gib(last)} GiB", True, n.gib(last)))
+    columns.append(_level("free after", last))
     remarks: tuple[str, ...] = ()
-    if last == 0 and (kept := account_total(rank.entries, "reserve")) is not None and kept.bytes > 0:
-        columns[-1:] = _kept_free(kept.bytes)
-        says += f", of which {n.gib_about(kept.bytes)} are kept free"
-        remarks = (f"{n.gib(kept.bytes)} GiB of the last fall are kept free: no reading shows them (reserve).",)
+    if last == 0 and reserve > 0:
+        columns[-1:] = _kept_free(reserve)
+        says += f", of which {n.gib_about(reserve)} are kept free"
+        remarks = (f"{n.gib(reserve)} GiB of the last fall are kept free: no reading shows them (reserve).",)
     grid = msgspec.structs.replace(_stage_grid(title, rank.stages), remarks=remarks)
     return Figure(f"{title}: free memory", says, Waterfall(tuple(columns)), grid)
+
+
+def _level(label: str, size: int) -> Fall:
+    return Fall(label, gib(size), f"free: {n.gib(size)} GiB", True, n.gib(size))
+
+
+def _by_account(title: str, rank: Rank) -> Figure | None:
+    """Where the log reads no free memory at all: what there was, what it names of it, and what that leaves."""
+    rest = rank.residual
+    if rest.bytes is None or rest.opening_bytes is None:
+        return None
+    columns = [
+        Fall(
+            v.opening_words(rank),
+            gib(rest.opening_bytes),
+            f"{rest.opening_bytes:,} bytes",
+            True,
+            n.gib(rest.opening_bytes),
+        )
+    ]
+    for account, amount in v.account_totals(rank):
+        if not amount.bytes:
+            continue
+        label = v.ACCOUNT_LABELS.get(account, account.replace("_", " "))
+        hovered = f"{label}: {n.gib(amount.bytes)} GiB {n.tolerance(amount.tolerance)}".rstrip()
+        columns.append(
+            Fall(label, -gib(amount.bytes), f"{hovered}\n{amount.bytes:,} bytes", text=n.signed_gib(-amount.bytes))
+        )
+    for row in v.rest_rows(rank):
+        hovered = f"{row.label}: {n.gib(row.bytes or 0)} GiB {n.tolerance(row.tolerance)}".rstrip()
+        columns.append(
+            Fall(
+                row.label,
+                gib(row.bytes or 0),
+                "\n".join([hovered, *([row.note] if row.note else [])]),
+                True,
+                n.gib(row.bytes or 0),
+            )
+        )
+    says = (
+        f"No free memory is read in the log. Of {n.gib_about(rest.opening_bytes)} it names all but "
+        f"{n.gib_about(rest.bytes)}, which are free or held by what it does not name"
+    )
+    heads = (Cell("step"), Cell("GiB", number=True))
+    rows = tuple((Cell(c.label, strong=c.level), Cell(c.text, number=True)) for c in columns)
+    grid = Grid(f"{title}: what the log names", heads, rows, (f"{says}.",))
+    return Figure(f"{title}: what the log names of the memory", says, Waterfall(tuple(columns)), grid)
 
 
 def _kept_free(size: int) -> list[Fall]:

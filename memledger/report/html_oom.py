@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from typing import Final
+
 import msgspec
 
 from memledger import words as n
@@ -25,7 +28,23 @@ from memledger.report.html_page import (
 from memledger.report.snapshot_lines import lines_of
 from memledger.report.view import Table
 
-LONGEST_TITLE = 40
+LONGEST_TITLE: Final = 26
+SETTINGS: Final = {
+    "fraction": "the memory fraction",
+    "chunk": "the tokens of a batch",
+    "requests": "the running requests",
+    "length": "the context length",
+    "capture": "the captured sizes",
+    "slots": "the state slots",
+}
+DIRECTIONS: Final = {
+    "lower": "Need less memory",
+    "raise": "Give it more memory",
+    "free": "Free memory",
+    "change": "Change a setting",
+    "none": "Nothing to change",
+}
+"""Which way an advice goes, where it names no setting of its own."""
 
 
 def document(report: OomReport, *, everything: bool = False) -> str:
@@ -94,11 +113,13 @@ def _marked(table: Table) -> Table:
 
 def _advice(item: Advice) -> Problem:
     remedies = (fix(item.remedy),) if item.remedy is not None and item.remedy.flags else ()
-    what = item.setting.replace("_", " ") if item.setting else "memory"
-    title = {"none": "Nothing to change", "free": "Free memory"}.get(
-        item.direction, f"{item.direction.title()}: {what}"
-    )
-    return Problem("", title, "info", item.text, fixes=remedies)
+    return Problem("", _advice_title(item), "info", item.text, fixes=remedies)
+
+
+def _advice_title(item: Advice) -> str:
+    if item.setting in SETTINGS and item.direction in {"lower", "raise", "change"}:
+        return f"{item.direction.title()} {SETTINGS[item.setting]}"
+    return DIRECTIONS[item.direction]
 
 
 def _way(one: Incident) -> Figure | None:
@@ -107,7 +128,7 @@ def _way(one: Incident) -> Figure | None:
     for moment in one.timeline:
         if moment.free_bytes is None:
             continue
-        title = moment.what if len(moment.what) <= LONGEST_TITLE else moment.what[: LONGEST_TITLE - 3] + "..."
+        title = _shortened(moment.what)
         lines = [moment.what, f"free after it: {n.gib(moment.free_bytes)} GiB", f"{moment.free_bytes:,} bytes"]
         if moment.taken_bytes is not None:
             lines.append(f"took {n.gib(moment.taken_bytes)} GiB")
@@ -117,6 +138,12 @@ def _way(one: Incident) -> Figure | None:
         return None
     says = f"Free memory goes from {columns[0].text} to {columns[-1].text} GiB"
     return Figure("Free memory after each step", says, Waterfall(tuple(columns)))
+
+
+def _shortened(text: str) -> str:
+    """A text as the name of a column: cut after a word, or in the first one where that is too long itself."""
+    cut = textwrap.shorten(text, LONGEST_TITLE, placeholder="…")
+    return cut if cut != "…" else text[: LONGEST_TITLE - 1] + "…"
 
 
 def _steps(steps: tuple[oom_view.Step, ...]) -> Grid:

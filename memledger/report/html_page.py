@@ -197,6 +197,7 @@ class Lead(msgspec.Struct, frozen=True):
     text: str
     code: str | None = None
     severity: str = "info"
+    lines: tuple[Evidence, ...] = ()
 
 
 class Section(msgspec.Struct, frozen=True):

@@ -692,33 +692,22 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
             free_row = row
         else:
             rows.append(row)
-    residual = rank.residual
-    if residual.bytes is not None and residual.since_start_bytes is not None:
-        rows += _live_rest(rank)
-    elif residual.bytes is not None:
-        share = residual.bytes / opening if opening else None
-        if residual.verdict == "open":
-            label = "rest"
-        else:
-            label = "over-counted" if residual.bytes < -(residual.tolerance_bytes or 0) else "unexplained"
-        rows.append(
-            Row(
-                "unexplained",
-                "unexplained",
-                label,
-                residual.bytes,
-                residual.tolerance_bytes or 0,
-                share,
-                "",
-                (),
-                _residual_note(rank),
-            )
-        )
+    rows += rest_rows(rank)
     if free_row is not None:
         rows.append(free_row)
     if opening is not None:
         rows.append(
-            Row("opening", "opening", opening_words(rank), opening, 0, 1.0, "", residual.evidence, verdict_words(rank))
+            Row(
+                "opening",
+                "opening",
+                opening_words(rank),
+                opening,
+                0,
+                1.0,
+                "",
+                rank.residual.evidence,
+                verdict_words(rank),
+            )
         )
     else:
         known = total([e.amount for e in entries])
@@ -726,6 +715,34 @@ def _device_rows(rank: Rank, entries: Sequence[Entry]) -> list[Row]:
             Row("total", "total", "sum of the above", known.bytes, known.tolerance, None, "", (), verdict_words(rank))
         )
     return rows
+
+
+def rest_rows(rank: Rank) -> list[Row]:
+    """What the entries of a rank leave of its balance, by the names that it has there; none without a balance."""
+    residual = rank.residual
+    opening = residual.opening_bytes
+    if residual.bytes is None:
+        return []
+    if residual.since_start_bytes is not None:
+        return _live_rest(rank)
+    share = residual.bytes / opening if opening else None
+    if residual.verdict == "open":
+        label = "rest"
+    else:
+        label = "over-counted" if residual.bytes < -(residual.tolerance_bytes or 0) else "unexplained"
+    return [
+        Row(
+            "unexplained",
+            "unexplained",
+            label,
+            residual.bytes,
+            residual.tolerance_bytes or 0,
+            share,
+            "",
+            (),
+            _residual_note(rank),
+        )
+    ]
 
 
 def _live_rest(rank: Rank) -> list[Row]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import re
 import resource
+import shlex
 import sys
 from pathlib import Path
 from typing import Final
@@ -39,7 +40,9 @@ def main() -> None:
     # What a hostile pickle asks for is refused here as in the program.
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MIB * 2**20,) * 2)
     how = {"custom_mutator": _mutate_json} if name in targets.JSON_TARGETS else {}
-    atheris.Setup([sys.argv[0], *options(name, given), *given], targets.TARGETS[name], **how)
+    # libFuzzer starts itself again for a merge, through a shell: this is how.
+    again = shlex.join([sys.executable, str(Path(__file__).resolve()), name])
+    atheris.Setup([again, *options(name, given), *given], targets.TARGETS[name], **how)
     atheris.Fuzz()
 
 

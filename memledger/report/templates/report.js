@@ -110,7 +110,8 @@
       type: "waterfall", orientation: flat ? "v" : "h", measure: columns.map((c) => (c.level ? "absolute" : "relative")),
       hovertext: columns.map((c) => fold(c.hover, wide ? 70 : 38)), hoverinfo: "text", text: flat ? columns.map((c) => plain(c.text)) : undefined,
       textposition: "auto", outsidetextfont: { color: look.ink }, insidetextfont: { color: look.on }, textangle: 0, cliponaxis: false,
-      connector: { line: { color: look.soft, width: 1 } },
+      // Lines lead from one column to the change that follows: between levels nothing is told of what lies between.
+      connector: { visible: columns.some((c) => !c.level), line: { color: look.soft, width: 1 } },
       increasing: { marker: { color: look.rise } }, decreasing: { marker: { color: look.fall } }, totals: { marker: { color: look.level } },
     };
     const values = columns.map((c) => c.value);
