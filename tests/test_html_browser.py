@@ -98,6 +98,23 @@ def test_a_window_of_another_width_is_drawn_anew_and_no_text_stands_on_another(b
         assert browser.run(OVERLAPPING) == [], width
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_on_paper_nothing_is_wider_than_a_page(browser, pages, name):
+    """A browser prints a page that is wider than the paper smaller, until it fits."""
+    browser.open(pages(name))
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        browser.resize(717)  # A4 between the margins of Chromium
+        browser.run("window.dispatchEvent(new Event('beforeprint'))")
+        drawn = "Array.from(document.querySelectorAll('.chart')).every(c => c.layout.width === 680)"
+        browser.wait(drawn, "the charts are not drawn for paper")
+        assert browser.run("Array.from(document.querySelectorAll('details')).every(d => d.open)")
+        assert browser.run("document.documentElement.scrollWidth") <= 717
+        assert browser.run(OVERLAPPING) == []
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+
+
 def axe():
     """The text of axe-core: of the file that MEMLEDGER_AXE names, else of a package that holds it."""
     if named := os.environ.get("MEMLEDGER_AXE"):

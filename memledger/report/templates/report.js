@@ -125,7 +125,7 @@
     return {
       data: [flat ? { ...trace, x: at, y: values } : { ...trace, y: at, x: values }],
       layout: layout(look, width, {
-        height: flat ? 340 : 60 + columns.length * Math.max(44, 16 + 18 * Math.max(...names.map((name) => name.split("<br>").length))), margin: { l: 8, r: 24, t: 24, b: 40 },
+        height: flat ? 340 : 60 + columns.length * Math.max(wide ? 40 : 44, (wide ? 6 : 16) + (wide ? 17 : 18) * Math.max(...names.map((name) => name.split("<br>").length))), margin: { l: 8, r: 24, t: 24, b: 40 },
         xaxis: flat ? axis(look, { ...labelled, tickangle: 0 }) : axis(look, unit),
         yaxis: flat ? axis(look, low ? { ...unit, range: room } : unit) : axis(look, { ...labelled, autorange: "reversed" }),
       }),
