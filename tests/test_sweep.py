@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memledger.live.sample import Metrics
+from memledger.report import sweep_view
 from memledger.sweep import journal, judge
 from memledger.sweep.figures import distribution, growth, quantile, ranks
 from memledger.sweep.prompts import LEAST_IDS, IdPrompts, PromptError, TextPrompts, next_guess, texts_of
@@ -231,8 +232,8 @@ def metrics(running=1, queued=0, kv=0.5):
     return Metrics(running_requests=running, queued_requests=queued, kv_usage=kv)
 
 
-def a_step(step, outcomes, looks=(), *, stopped=None):
-    return [StepBegun(step, 0.0), *looks, *(Sent(o) for o in outcomes), StepEnded(9.0, stopped, 0.001)]
+def a_step(step, outcomes, looks=(), *, stopped=None, lag=0.001):
+    return [StepBegun(step, 0.0), *looks, *(Sent(o) for o in outcomes), StepEnded(9.0, stopped, lag)]
 
 
 TARGET = Target(pool_bytes=1000)
@@ -295,6 +296,24 @@ class TestJudge:
         one = swept(*a_step(Step(100, 1), [outcome(0.0), doubted])).steps[0]
         assert (one.output_tokens_per_s, one.cost_per_million_output, one.meets_slo) == (None, None, "not_known")
         assert one.doubts == ("the usage says 99 output tokens of at most 11",)
+
+    def test_a_client_that_was_late_tells_no_time_per_token(self):
+        quick = [outcome(float(at), each=0.00001) for at in range(3)]
+        found = swept(*a_step(Step(100, 1), quick, lag=0.3))
+        one = found.steps[0]
+        assert (one.tpot_s, one.decode_tokens_per_s, one.meets_slo) == (None, None, "not_known")
+        assert one.ttft_s.p50.value == 0.5
+        (doubt,) = one.doubts
+        assert doubt.startswith("no time per token: memledger itself was up to 300 ms late")
+        assert any(
+            said.endswith("is kept is not known of 100 x 1; no other step kept it.")
+            for said in sweep_view.conclusions(found)
+        )
+
+    def test_a_client_that_was_late_by_less_than_it_measures_tells_it(self):
+        one = swept(*a_step(Step(100, 1), [outcome(0.0)], lag=0.2)).steps[0]
+        assert one.tpot_s.p50.value == pytest.approx(0.1)
+        assert one.doubts == ()
 
     def test_a_prompt_of_another_length_is_told(self):
         one = swept(*a_step(Step(100, 1), [outcome(0.0), outcome(2.0, prompt=101)])).steps[0]

@@ -42,6 +42,8 @@ QUEUED_SHARE: Final = 0.5
 LEAST_LOOKS: Final = 3
 NOISE_BYTES: Final = 32 * 2**20
 """A soak's rise up to this is none: allocators and drivers move by some pages."""
+MOST_BLUR: Final = 0.25
+"""How late, as a share of the time that a request's tokens take, the client may be for that time to be told."""
 _WHOLE_SECONDS: Final = 3600.0
 
 
@@ -131,7 +133,9 @@ def result(run: Run, settings: Settings, target: Target) -> StepResult:
     rate = _rate(len(good), window)
     output = _rate(sum(o.output_tokens or 0 for o in good), window) if _all_known(good) else None
     whole = _rate(sum(map(_tokens, good)), window) if _all_known(good) else None
-    ttft_told, tpot_told = distribution(ttft), distribution(tpot)
+    lag = run.ended.lag_p99_s if run.ended is not None else None
+    blurred = _blurred(good, lag)
+    ttft_told, tpot_told = distribution(ttft), None if blurred else distribution(tpot)
     gpus = settings.gpus or target.gpus
     return StepResult(
         step=run.step,
@@ -153,14 +157,31 @@ def result(run: Run, settings: Settings, target: Target) -> StepResult:
         prompt_tokens=(min(prompts), max(prompts)) if prompts else None,
         exact=all(p == run.step.context for p in prompts) if prompts and len(prompts) == len(good) else None,
         cached_share=_cached(good),
-        doubts=tuple(dict.fromkeys(o.doubt for o in good if o.doubt)),
+        doubts=tuple(dict.fromkeys([*(o.doubt for o in good if o.doubt), *((blurred,) if blurred else ())])),
         usage=usage,
         counted=counted,
         memory=memory_of(run.looks),
-        lag_p99_s=run.ended.lag_p99_s if run.ended is not None else None,
+        lag_p99_s=lag,
         meets_slo=_meets(settings.slo, ttft_told, tpot_told, whole=len(tpot) == len(good)),
         cost_per_million_output=cost(settings.gpu_hour, gpus, output),
         cost_per_million_total=cost(settings.gpu_hour, gpus, whole),
+    )
+
+
+def _blurred(good: Sequence[Outcome], lag_s: float | None) -> str | None:
+    """Why the time per token is not told; None: it is.
+
+    Being late at the first token and not at the last makes a request's decoding look shorter by as much, up to no time at all: what
+    came one by one is then found all at once. The time to the first token only gets longer.
+    """
+    spans = sorted(
+        o.last_s - o.first_s for o in good if o.tpot_s is not None and o.last_s is not None and o.first_s is not None
+    )
+    if not spans or lag_s is None or lag_s <= spans[len(spans) // 2] * MOST_BLUR:
+        return None
+    return (
+        f"the time per token is not told, since memledger itself was up to {lag_s * 1000:,.0f} ms late, and from a request's first token to its last "
+        f"{spans[len(spans) // 2] * 1000:,.0f} ms were seen"
     )
 
 
