@@ -189,6 +189,17 @@ def test_ranks_of_another_pipeline_stage_are_modelled_by_their_own_layers():
     assert modelled.check_server(placed, DENSE).ranks[0].entries[0].detail["modelled"]["bytes"] > 0
 
 
+@pytest.mark.parametrize("pp_size", [1, 2])
+@pytest.mark.parametrize("stage", [2, 7])
+def test_a_rank_of_a_pipeline_stage_that_is_not_there_is_not_modelled(stage, pp_size):
+    one = worker(80, weights__model=7.5, kv_cache__pool=30.0, capacity=Capacity(kv_tokens=100_000, kv_blocks=6250))
+    server = vllm(msgspec.structs.replace(one, pp=stage), tp_size=1, pp_size=pp_size)
+    entries = {e.account: e.detail.get("modelled") for e in modelled.check_server(server, DENSE).ranks[0].entries}
+    assert (entries["kv_cache/pool"]["bytes"] is None) == (pp_size > 1)
+    if pp_size > 1:
+        assert entries["weights/model"]["reason"] == f"there is no pipeline stage {stage} of 2"
+
+
 MTP = find("deepseek-ai/DeepSeek-R1", look_here=False).architecture
 BACK = 129280 * 7168 * 2 * 5 // 4
 """Embedding on every GPU, a quarter of the head: two bytes an element."""

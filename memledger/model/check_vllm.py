@@ -114,8 +114,11 @@ def _stage_grants(ranks: tuple[Rank, ...], parallel: Parallel) -> tuple[Amount, 
     """The least that a rank of each pipeline stage gave to the pool: the engine takes the fewest blocks of all.
 
     Raises:
-        NotModelledError: a stage's figure is not in the log, or not which rank is of which stage.
+        NotModelledError: a stage's figure is not in the log, or not which rank is of which stage, or a rank is of none.
     """
+    for rank in ranks:
+        if rank.pp is not None and not 0 <= rank.pp < parallel.pp:
+            raise NotModelledError(f"there is no pipeline stage {rank.pp} of {parallel.pp}")
     found: list[Amount] = []
     for stage in range(parallel.pp):
         of = [rank for rank in ranks if parallel.pp == 1 or rank.pp == stage]

@@ -416,6 +416,8 @@ def _stage_matrices(
 ) -> Iterator[Matrix]:
     """Every weight of one GPU of a stage, names as in a checkpoint without `model.`."""
     sizes = stage_sizes(len(arch.layers), parallel.pp, framework)
+    if not 0 <= stage < len(sizes):
+        raise NotModelledError(f"there is no pipeline stage {stage} of {len(sizes)}")
     first = sum(sizes[:stage])
     sparse = any(isinstance(layer.mlp, MoeMlp) for layer in arch.layers)
     dense_tp = parallel.moe_dense_tp if sparse else None
