@@ -105,6 +105,9 @@ def test_on_paper_nothing_is_wider_than_a_page(browser, pages, name):
     browser.call("Emulation.setEmulatedMedia", media="print")
     try:
         browser.resize(717)  # A4 between the margins of Chromium
+        # The change of the window's width is answered first: it would be drawn over the paper's.
+        narrow = "Array.from(document.querySelectorAll('.chart')).every(c => c.layout.width <= 717)"
+        browser.wait(narrow, "the charts do not follow the window's width")
         browser.run("window.dispatchEvent(new Event('beforeprint'))")
         drawn = "Array.from(document.querySelectorAll('.chart')).every(c => c.layout.width === 680)"
         browser.wait(drawn, "the charts are not drawn for paper")
