@@ -493,6 +493,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, number):
         out, err = program.communicate(timeout=60)
         wait_until(lambda: server.running == 0)
     assert program.returncode == 130, err
+    assert b"Traceback" not in err
     sweep = json.loads(out)["sweep"]
     step = sweep["steps"][0]
     assert (sweep["interrupted"], step["verdict"], step["failed"]) == (True, "stopped", 0)

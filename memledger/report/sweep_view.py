@@ -85,8 +85,11 @@ def _under_limits(sweep: Sweep) -> list[str]:
     best, rate = sweep.answers.best_at_slo, sweep.answers.requests_per_s_at_slo
     if best is None or rate is None:
         if unknown := [one.step.name for one in sweep.steps if one.meets_slo == "not_known"]:
-            others = "; no other step kept it" if len(unknown) < len(sweep.steps) else ""
-            return [f"Whether a 99th percentile of {limits} is kept is not known of {', '.join(unknown)}{others}."]
+            if len(unknown) == sum(one.requests > 0 for one in sweep.steps):
+                return [f"Whether a step keeps a 99th percentile of {limits} is not known."]
+            return [
+                f"Whether a 99th percentile of {limits} is kept is not known of {', '.join(unknown)}; no other step kept it."
+            ]
         return [f"No step kept a 99th percentile of {limits}."]
     chosen = next(one for one in sweep.steps if one.step == best)
     unsure = [

@@ -218,7 +218,7 @@ class Runner:
         finally:
             for task in (*places, *beside, stops):
                 task.cancel()
-            ended = await asyncio.gather(*places, *beside, stops, return_exceptions=True)
+            ended = await asyncio.gather(working, *places, *beside, stops, return_exceptions=True)
         for problem in ended:
             if isinstance(problem, Exception):
                 raise problem
