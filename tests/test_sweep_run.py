@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -131,6 +132,13 @@ def test_a_server_that_does_not_stream_is_refused_in_a_sentence(run, mode, said)
     assert said in report["sweep"]["ended"]
     assert "\x1b" not in err + json.dumps(report, ensure_ascii=False)
     assert "sk-abc" not in json.dumps(report)
+
+
+def test_where_nothing_listens_it_says_what_to_check(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert app.run(["sweep", f"http://127.0.0.1:{taken.getsockname()[1]}", "--yes"]) == 4
+    assert "check that the server is up and that this is its address and port." in capsys.readouterr().err
 
 
 def test_wrong_usage_gives_no_rate(run):

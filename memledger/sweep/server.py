@@ -23,7 +23,6 @@ from memledger.sweep.values import Totals
 if TYPE_CHECKING:
     import httpx
 
-INSTALL: Final = "pip install 'gpu-memledger[sweep]'"
 ASK_WITHIN_S: Final = 10.0
 TOKENIZE_WITHIN_S: Final = 60.0
 LARGEST_ANSWER: Final = 64 * 2**20
@@ -138,6 +137,10 @@ async def ask(
         return await asyncio.wait_for(_ask(asked, path, said, json=json), within_s)
     except asyncio.TimeoutError:
         return Answer(problem=f"no answer within {within_s:g} s")
+    except httpx.ConnectError:
+        return Answer(
+            problem=f"nothing answers at {clean(str(asked.base_url), 120)}; check that the server is up and that this is its address and port"
+        )
     except httpx.HTTPError as error:
         return Answer(problem=clean(str(error), 160) or type(error).__name__)
 
