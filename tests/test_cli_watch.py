@@ -245,7 +245,7 @@ def test_without_textual_the_full_screen_says_how_to_install_it(log):
         os.close(leader)
         os.close(follower)
     assert done.returncode == 2
-    assert "pip install 'gpu-memledger[tui]'" in done.stderr
+    assert "-m pip install 'textual>=1.0'" in done.stderr
 
 
 # --------------------------------------------------------------------------------------------------------- a real terminal

@@ -1,6 +1,7 @@
 """`memledger export`: real retitled processes, a fake driver, a real Prometheus parser; a scrape waits for nothing."""
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -348,9 +349,10 @@ def test_a_port_in_use_is_said(served, capsys):
 
 
 def test_without_prometheus_client_the_command_that_installs_it_is_said(monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    there = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "prometheus_client" else there(name))
     assert app.run(["export"]) == 2
-    assert "pip install 'gpu-memledger[prometheus]'" in capsys.readouterr().err
+    assert "-m pip install 'prometheus_client>=0.20'" in capsys.readouterr().err
 
 
 VLLM_ARGUMENTS = ("/models/example-70b-fp8", "--port", "8123")

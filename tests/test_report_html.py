@@ -6,6 +6,7 @@ import html as standard
 import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -501,12 +502,14 @@ class TestCommands:
     @pytest.mark.parametrize("how", [["--html", "page.html"], ["--format", "html"]])
     def test_without_the_extra_one_sentence_names_the_command(self, tmp_path, monkeypatch, capsysbinary, command, how):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(html_page.importlib.util, "find_spec", lambda name: None)
+        there = html_page.importlib.util.find_spec
+        gone = {"jinja2", "plotly"}
+        monkeypatch.setattr(html_page.importlib.util, "find_spec", lambda name: None if name in gone else there(name))
         assert app.run([*command, *how]) == 2
         out, err = capsysbinary.readouterr()
         assert out == b""
         assert err.decode().splitlines() == [
-            "Error: An HTML report needs jinja2 and plotly: pip install 'gpu-memledger[html]'"
+            f"Error: An HTML report needs jinja2 and plotly: {shlex.quote(sys.executable)} -m pip install 'jinja2>=3.1' 'plotly>=6.0'"
         ]
         assert not list(tmp_path.iterdir())
 

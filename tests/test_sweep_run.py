@@ -344,7 +344,7 @@ class TestUsage:
         there = importlib.util.find_spec
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "httpx" else there(name))
         assert app.run(["sweep", "http://127.0.0.1:1"]) == 2
-        assert "pip install 'gpu-memledger[sweep]'" in capsys.readouterr().err
+        assert "-m pip install 'httpx>=0.27'" in capsys.readouterr().err
 
     def test_httpx_is_loaded_only_when_it_is_used(self):
         code = "import sys, memledger.cli.sweep, memledger.sweep.runner, memledger.sweep.server; sys.exit('httpx' in sys.modules)"

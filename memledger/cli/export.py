@@ -14,7 +14,6 @@ from memledger.cli import app, output, overview
 if TYPE_CHECKING:
     from memledger.export.sampler import Sampler
 
-INSTALL: Final = "pip install 'gpu-memledger[prometheus]'"
 ONCE_S: Final = 300.0
 """How long `--once` waits for servers that answer late and for logs to be read."""
 
@@ -59,7 +58,9 @@ def command(
     Samples are taken in the background; a scrape gets the last ones. docs/metrics.md lists every metric.
     """
     if importlib.util.find_spec("prometheus_client") is None:
-        raise click.UsageError(f"memledger export needs prometheus_client: {INSTALL}")
+        from memledger.extras import install_command
+
+        raise click.UsageError(f"memledger export needs prometheus_client: {install_command('prometheus')}")
     host, port = _address(listen)
     from memledger.cli.ps import key_from
     from memledger.export.sampler import Sampler

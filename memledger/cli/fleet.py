@@ -159,7 +159,7 @@ def command(sources: tuple[str, ...], files_from: Path | None, **options: Any) -
             "Give logs, folders, patterns or URLs: memledger fleet /var/log/llm 's3://bucket/logs/*.log.zst'."
         )
     try:
-        output.require()
+        output.require("ray" if options["engine"] == "ray" else "fleet")
     except output.MissingExtraError as error:
         raise FleetError(str(error)) from error
     settings = _settings(options)

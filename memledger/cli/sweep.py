@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-INSTALL: Final = "pip install 'gpu-memledger[sweep]'"
 MOST_TOKENS: Final = 20_000_000
 MOST_TOKENS_SOAK: Final = 1_000_000_000
 QUIET_S: Final = 1.0
@@ -188,7 +187,9 @@ def command(**options: Any) -> int:
     if options["url"] is None:
         raise click.UsageError("Give the server to measure: memledger sweep http://127.0.0.1:8000.")
     if importlib.util.find_spec("httpx") is None:
-        raise click.UsageError(f"memledger sweep needs httpx: {INSTALL}")
+        from memledger.extras import install_command
+
+        raise click.UsageError(f"memledger sweep needs httpx: {install_command('sweep')}")
     return _sweep(options)
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from memledger.watch.moment import Event
     from memledger.watch.recording import Reader, Recorder
 
-INSTALL: Final = "pip install 'gpu-memledger[tui]'"
 POLL_S: Final = 0.2
 ONCE_S: Final = 60.0
 """How long `--once` waits for the first look."""
@@ -133,7 +132,11 @@ def _check(asked: Asked) -> None:
             "watch looks at a file's end again and again; for standard input there is memledger explain --follow -."
         )
     if not _is_plain(asked) and importlib.util.find_spec("textual") is None:
-        raise click.UsageError(f"the full screen needs textual: {INSTALL}; --plain and --once do without it.")
+        from memledger.extras import install_command
+
+        raise click.UsageError(
+            f"the full screen needs textual: {install_command('tui')}; --plain and --once do without it."
+        )
 
 
 def _is_plain(asked: Asked) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from memledger.atomic import replacing
+from memledger.extras import install_command
 from memledger.fleet.columns import COLUMNS, Column, Row
 
 GROUP_ROWS: Final = 16_384
@@ -43,8 +44,8 @@ def places(out: Path) -> Places:
     return Places(parquet, lines, journal)
 
 
-def require() -> None:
-    """Refuse before anything is read where Parquet can't be written.
+def require(extra: str = "fleet") -> None:
+    """Refuse before anything is read where Parquet can't be written; `extra` is the one that has all that is asked for.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -52,9 +53,7 @@ def require() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(
-            "a fleet's rows are written with pyarrow: pip install 'gpu-memledger[fleet]'"
-        ) from error
+        raise MissingExtraError(f"a fleet's rows are written with pyarrow: {install_command(extra)}") from error
 
 
 def schema() -> Any:

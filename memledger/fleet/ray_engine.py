@@ -15,11 +15,11 @@ import msgspec
 
 from memledger import __version__
 from memledger.ahead import usable_cores
+from memledger.extras import install_command
 from memledger.fleet import one
 from memledger.fleet.engine import EngineError, Reader
 from memledger.fleet.one import Outcome, Settings, Work
 
-INSTALL: Final = "pip install 'gpu-memledger[ray]'"
 BATCH_BYTES: Final = 256 * 2**20
 BATCH_FILES: Final = 64
 """A batch holds no more than this: a second or more of reading, and no more lost with a node."""
@@ -70,7 +70,7 @@ class RayEngine:
         try:
             import ray
         except ImportError as error:
-            raise EngineError(f"--engine ray takes Ray: {INSTALL}") from error
+            raise EngineError(f"--engine ray takes Ray: {install_command('ray')}") from error
         try:
             ray.init(**self._options())
         except Exception as error:  # ConnectionError, RuntimeError, ValueError: a cluster that does not answer, or is another version's

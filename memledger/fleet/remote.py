@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
+from memledger.extras import install_command
 from memledger.fleet.columns import Row
 from memledger.sources import InputError, OpenInput
 
-INSTALL: Final = "pip install 'gpu-memledger[fleet]'"
 BLOCK_BYTES: Final = 4 * 2**20
 """Bytes of one request to a store."""
 
@@ -47,7 +47,7 @@ def _system(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise RemoteError(f"reading URLs takes fsspec: {INSTALL}") from error
+        raise RemoteError(f"reading URLs takes fsspec: {install_command('fleet')}") from error
     try:
         system, path = url_to_fs(url)
     except ImportError as error:

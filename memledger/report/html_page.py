@@ -20,6 +20,7 @@ import msgspec
 
 from memledger import __version__
 from memledger.around import LINES_AROUND, Neighbour
+from memledger.extras import install_command
 from memledger.ledger import Evidence, Input
 from memledger.report.view import Fact
 from memledger.sanitize import clean
@@ -29,7 +30,6 @@ MOST_BYTES: Final = 6_000_000
 MOST_LINES: Final = 400
 """Log lines that a page quotes: the tables name the numbers of the rest."""
 LONGEST_TEXT: Final = 4000
-INSTALL: Final = "pip install 'gpu-memledger[html]'"
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 _JSON_ESCAPES: Final = {
     ord("<"): "\\u003c",
@@ -260,7 +260,7 @@ def require() -> None:
     """
     missing = [name for name in ("jinja2", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtraError(f"An HTML report needs {' and '.join(missing)}: {INSTALL}")
+        raise MissingExtraError(f"An HTML report needs {' and '.join(missing)}: {install_command('html')}")
 
 
 def render(page: Page) -> str:
@@ -420,12 +420,14 @@ def _plotly() -> str:
     found = importlib.util.find_spec("plotly")
     place = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
     if place is None or not place.is_file():
-        raise MissingExtraError(f"An HTML report needs the bundle of plotly: {INSTALL}")
+        raise MissingExtraError(f"An HTML report needs the bundle of plotly: {install_command('html')}")
     # A browser reads a carriage return as a line's end before it takes the hash.
     text = place.read_text(encoding="utf-8").replace("\r\n", "\n").replace("\r", "\n")
     lower = text.lower()
     if any(mark in lower for mark in ("</script", "<!--", "<script", "\0")):
-        raise MissingExtraError(f"This version of plotly can't stand in a page: {INSTALL}")
+        raise MissingExtraError(
+            f"This version of plotly can't stand in a page; another one may: {install_command('html')}"
+        )
     return text
 
 
