@@ -101,16 +101,17 @@ def open_remote(url: str) -> OpenInput:
         raise InputError(url, "there is no such file; check the name.") from error
     except Exception as error:  # each store has its own
         raise InputError(url, f"it can't be opened: {_words(error)}") from error
-    return RemoteInput(url, stream)
+    return RemoteInput(url, stream, system)
 
 
 class RemoteInput(OpenInput):
     """An input that a thread fetches: the next block is on its way while this one is read."""
 
-    def __init__(self, url: str, stream: BinaryIO) -> None:
+    def __init__(self, url: str, stream: BinaryIO, system: Any) -> None:
         reading, writing = os.pipe()
         super().__init__(url, os.fdopen(reading, "rb", buffering=0), None, follow=False, progress=None)
         self._error: str | None = None
+        self._system = system  # an archive closes its streams when nobody holds it any more
         self._thread = threading.Thread(target=self._fetch, args=(stream, writing), daemon=True)
         self._thread.start()
 
