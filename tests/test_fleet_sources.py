@@ -144,7 +144,7 @@ class Breaking:
 
 
 def test_a_store_that_breaks_off_gives_what_came_and_says_so(monkeypatch):
-    monkeypatch.setattr(remote, "open_remote", lambda url: remote.RemoteInput(url, Breaking(DEMO.read_bytes())))
+    monkeypatch.setattr(remote, "open_remote", lambda url: remote.RemoteInput(url, Breaking(DEMO.read_bytes()), None))
     outcome = one.read(Work("s3://bucket/a.log", 9), Settings())
     row = msgspec.json.decode(outcome.rows)[0]
     assert outcome.status == "partial"
