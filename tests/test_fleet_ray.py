@@ -13,7 +13,7 @@ from memledger.fleet.engine import EngineError
 from memledger.fleet.one import Settings, Work
 from memledger.fleet.ray_engine import BATCH_BYTES, BATCH_FILES, RayEngine, batches
 
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'gpu-memledger[ray]'")
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
 
 
 @pytest.fixture(scope="module")
