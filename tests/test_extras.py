@@ -2,7 +2,9 @@
 
 import configparser
 import importlib.util
+import re
 import shlex
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -52,3 +54,18 @@ def test_a_python_whose_path_has_a_blank_is_quoted(monkeypatch):
 def test_all_holds_every_extra_but_ray_which_is_large():
     found = declared()
     assert found["all"] == set().union(*(found[name] for name in EXTRAS if name != "ray"))
+
+
+@pytest.mark.parametrize(
+    "command", [["explain", "--no-live"], ["oom", "--no-live"], ["plan", "--concurrency", "1", "--context", "1k"]]
+)
+def test_a_report_in_a_terminal_loads_nothing_of_an_extra(command):
+    """What an extra brings takes time to import: a command that does not use it does not pay for it."""
+    modules = {re.match(r"\w+", one)[0] for extra in EXTRAS for one in declared()[extra]}
+    assert {"plotly", "jinja2", "textual", "prometheus_client", "httpx", "pyarrow", "fsspec", "ray"} <= modules
+    log = ROOT / "fixtures" / "demo" / "server.log"
+    words = [command[0], str(log), *command[1:]]
+    code = f"import sys; from memledger.cli.app import run; run({words}); print(sorted({modules} & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert done.stdout
