@@ -14,8 +14,8 @@ from memledger.events import Event
 from memledger.frameworks.base import FrameworkReader
 from memledger.grammar import RuleSet, load_rules
 from memledger.join import join_servers
-from memledger.ledger import Input, Report, Server, Source
-from memledger.scan import Scanner
+from memledger.ledger import Input, Report, Server, Source, Unrecognized
+from memledger.scan import Scanner, together
 from memledger.sources import BLOCK_BYTES, InputError, OpenInput, Progress, open_input
 from memledger.sources.follow import never
 from memledger.twins import read_once
@@ -160,42 +160,98 @@ def _read(
     cores: int | None = 1,
     opens: Callable[[str], OpenInput] | None = None,
 ) -> Report:
-    scanner = Scanner(rules or load_rules())
-    servers: list[Server] = []
-    inputs: list[Input] = []
+    rules = rules or load_rules()
+    scanner = Scanner(rules)
+    reads: list[ReadInput] = []
+    names = list(_each_once(paths))
+
+    def one(path: str, index: int, cores: int | None = cores, progress: Progress | None = progress) -> ReadInput:
+        # An input does not change how another one is read, so it does not matter which process reads it.
+        own = Scanner(rules, matcher=scanner.matcher)
+        idle = None
+        if on_idle is not None:
+
+            def idle(now: OpenInput, router: Router) -> bool:
+                return on_idle(_report([*reads, _so_far(own, now, router)]))
+
+        if opens is not None:
+            source = opens(path)
+        else:
+            source = open_input(path, follow=on_idle is not None, progress=progress, ended=ended)
+        return _one(source, index, own, idle, tap, cores)
+
+    alone = cores == 1 or on_idle is not None or tap is not None or opens is not None
+    beside = {} if alone else _beside(names, lambda path, index: one(path, index, 1, None), cores)
     missing: list[str] = []
-    for path in _each_once(paths):
-        router = Router()
+    for path in names:
         try:
-            if opens is not None:
-                source = opens(path)
-            else:
-                source = open_input(path, follow=on_idle is not None, progress=progress, ended=ended)
+            # By its place among those that could be read, which lines are quoted by.
+            read = beside.get((path, len(reads))) or one(path, len(reads))
         except InputError as error:
             if problems is None:
                 raise
             problems.append(str(error))
             missing.append(str(error))
             continue
-        with source, _ahead(source, scanner, cores) as ahead:
-            blocks = source.blocks()
-            if on_idle is not None:
-                blocks = _until(
-                    blocks,
-                    lambda s=source, r=router: on_idle(_report(scanner, [*servers, *r.servers()], inputs, s)),  # type: ignore[misc]
-                )
-            twice: list[str] = []
-            events = scanner.events(blocks, len(inputs), ahead)
-            for event in read_once(events, lambda s=source: s.head, twice.append):  # type: ignore[misc]
-                router.feed(event)
-                if tap is not None:
-                    tap(event)
-        notes = (*source.notes, *(f"{path}: {note}" for note in (*scanner.notes, *twice)))
-        inputs.append(Input(path, scanner.bytes, scanner.lines, notes))
-        heads.append(source.head)
-        missing.extend(source.incomplete)
-        servers.extend(router.servers())
-    return _report(scanner, servers, inputs, missing=missing)
+        reads.append(read)
+        heads.append(read.head)
+        missing.extend(read.incomplete)
+    return _report(reads, missing)
+
+
+class ReadInput(msgspec.Struct, frozen=True):
+    """What one input held. `head`: how it begins; `incomplete`: why not all of it could be read."""
+
+    input: Input
+    servers: tuple[Server, ...]
+    unrecognized: Unrecognized
+    head: bytes = b""
+    incomplete: tuple[str, ...] = ()
+
+
+def _one(
+    source: OpenInput,
+    index: int,
+    scanner: Scanner,
+    on_idle: Callable[[OpenInput, Router], bool] | None,
+    tap: Callable[[Event], None] | None,
+    cores: int | None,
+) -> ReadInput:
+    router = Router()
+    with source, _ahead(source, scanner, cores) as ahead:
+        blocks = source.blocks()
+        if on_idle is not None:
+            blocks = _until(blocks, lambda: on_idle(source, router))
+        twice: list[str] = []
+        events = scanner.events(blocks, index, ahead)
+        for event in read_once(events, lambda: source.head, twice.append):
+            router.feed(event)
+            if tap is not None:
+                tap(event)
+    found = _so_far(scanner, source, router)
+    notes = (*found.input.notes, *(f"{source.path}: {note}" for note in (*scanner.notes, *twice)))
+    return msgspec.structs.replace(found, input=msgspec.structs.replace(found.input, notes=notes))
+
+
+def _so_far(scanner: Scanner, source: OpenInput, router: Router) -> ReadInput:
+    return ReadInput(
+        Input(source.path, scanner.bytes, scanner.lines, tuple(source.notes)),
+        tuple(router.servers()),
+        scanner.unrecognized,
+        source.head,
+        tuple(source.incomplete),
+    )
+
+
+def _beside(
+    names: Sequence[str], one: Callable[[str, int], ReadInput], cores: int | None
+) -> dict[tuple[str, int], ReadInput]:
+    """What was read of several files, by name and place, by processes beside each other; nothing where that is not worth it."""
+    if len(names) < 2:
+        return {}
+    from memledger import beside
+
+    return beside.read(names, one, cores)
 
 
 def _ahead(source: OpenInput, scanner: Scanner, cores: int | None) -> contextlib.AbstractContextManager[Ahead | None]:
@@ -236,21 +292,13 @@ def _until(blocks: Iterator[bytes], on_idle: Callable[[], bool]) -> Iterator[byt
             return
 
 
-def _report(
-    scanner: Scanner,
-    found: Sequence[Server],
-    inputs: Sequence[Input],
-    now: OpenInput | None = None,
-    missing: Sequence[str] = (),
-) -> Report:
-    known = (
-        [*inputs, Input(now.path, scanner.bytes, scanner.lines, tuple(now.notes))] if now is not None else list(inputs)
-    )
-    servers = tuple(join_servers(found, known))
+def _report(reads: Sequence[ReadInput], missing: Sequence[str] = ()) -> Report:
+    known = [read.input for read in reads]
+    servers = tuple(join_servers([server for read in reads for server in read.servers], known))
     return Report(
         version=__version__,
         inputs=tuple(known),
         sources=(_log_source(known, servers, missing),),
         servers=servers,
-        unrecognized=scanner.unrecognized,
+        unrecognized=together(read.unrecognized for read in reads),
     )

@@ -61,6 +61,32 @@ _QUOTES: Final = re.compile(r"""['"{=]""")
 _UNFINISHED: Final = re.compile(r"(?:[,;(=:]|\bunder|\babove|\band|\bof|\bis|\bwhich|\.{3})$")
 
 
+def keep_example(examples: list[Evidence], example: Evidence) -> None:
+    """Keep an example; where there is no room, only one of a new shape, for the last one of a shape with several."""
+    if len(examples) < MOST_EXAMPLES:
+        examples.append(example)
+        return
+    shapes = [_shape_of(known) for known in examples]
+    if _shape_of(example) in shapes:
+        return
+    for index in range(len(shapes) - 1, -1, -1):
+        if shapes.index(shapes[index]) != index:
+            del examples[index]
+            examples.append(example)
+            return
+
+
+def together(parts: Iterable[Unrecognized]) -> Unrecognized:
+    """What was not understood in several inputs, in their order."""
+    count = 0
+    examples: list[Evidence] = []
+    for part in parts:
+        count += part.count
+        for example in part.examples:
+            keep_example(examples, example)
+    return Unrecognized(count, tuple(examples))
+
+
 class Scanner:
     """Reads events from streams of bytes; `unrecognized` counts memory-like lines that no rule took."""
 
@@ -359,18 +385,7 @@ class Scanner:
         return "unrecognized", None
 
     def _keep_example(self, example: Evidence) -> None:
-        """Keep an example; where there is no room, only one of a new shape, for the last one of a shape with several."""
-        if len(self._examples) < MOST_EXAMPLES:
-            self._examples.append(example)
-            return
-        shapes = [_shape_of(known) for known in self._examples]
-        if _shape_of(example) in shapes:
-            return
-        for index in range(len(shapes) - 1, -1, -1):
-            if shapes.index(shapes[index]) != index:
-                del self._examples[index]
-                self._examples.append(example)
-                return
+        keep_example(self._examples, example)
 
     def _joined(
         self,
