@@ -28,6 +28,7 @@ highlight_language = "none"
 html_theme = "furo"
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 smartquotes = False
 
 OPTIONAL = frozenset({"watch", "metrics", "fleet", "sweep", "configuration", "performance", "security"})
