@@ -41,3 +41,13 @@ def test_the_example_of_oom_is_its_report_as_printed(capsysbinary, update_golden
         README.write_text(readme.replace(shown, printed), encoding="utf-8")
         return
     assert shown == printed
+
+
+def test_every_page_of_the_documentation_is_named_and_every_link_leads_to_a_file():
+    text = README.read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\(([\w/.-]+)", text))
+    assert [link for link in linked if not (README.parent / link).exists()] == []
+    pages = {str(page.relative_to(README.parent)) for page in (README.parent / "docs").rglob("*.md")}
+    # The site's own first page, the help as `--help` prints it, and what the page on arithmetic leads to.
+    reached_otherwise = {f"docs/{name}.md" for name in ("index", "commands", "arithmetic-sglang", "arithmetic-vllm")}
+    assert pages - linked == reached_otherwise
