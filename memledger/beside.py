@@ -8,6 +8,7 @@ the caller, who then says why.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import selectors
@@ -49,6 +50,11 @@ def read(names: Sequence[str], one: One, cores: int | None) -> dict[tuple[str, i
     processes = min(cores or usable_cores(), len(names), MOST_PROCESSES)
     if processes < 2 or not _is_worth_it(names) or not may_fork():
         return {}
+    # What every process would import for itself.
+    import memledger.frameworks.sglang
+    import memledger.frameworks.vllm  # noqa: F401
+
+    gc.freeze()  # collecting what the caller has would copy its memory in each process
     queue = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     children: dict[int, int] = {}
     try:
@@ -64,6 +70,7 @@ def read(names: Sequence[str], one: One, cores: int | None) -> dict[tuple[str, i
         queue[1].close()
         found = _gathered(len(names), queue[0], list(children))
     finally:
+        gc.unfreeze()
         for end in queue:
             end.close()
         for reading, child in children.items():
