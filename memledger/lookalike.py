@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
+
+from memledger.ledger import Evidence
+from memledger.sanitize import clean
 
 LOOKED_FOR: Final = (
     "SGLang's server_args=, Load weight, KV Cache is allocated, Memory pool end, Prefill batch and Decode batch lines",
@@ -35,9 +39,24 @@ _PROGRAMS: Final = (
     ("a web server's access log", re.compile(rb"\"(?:GET|POST|HEAD) /[^\"]* HTTP/[\d.]+\" \d{3}")),
     ("a Python traceback", re.compile(rb"Traceback \(most recent call last\)")),
 )
+_RAN_OUT: Final = re.compile(r"(?i:out of memory|outofmemory)|oom-kill|OOMKilled|ALLOC_FAILED")
+_SHOWN: Final = 120
 _BAR: Final = re.compile(rb"\d+%[^|\n]{0,20}\|")
 _MOST: Final = 0.8
 _BINARY_SHARE: Final = 0.05
+
+
+def spoken_of(examples: Sequence[Evidence], names: Sequence[str]) -> str | None:
+    """A sentence on a line that speaks of memory running out and was not read; None where none of the examples does."""
+    for example in examples:
+        if _RAN_OUT.search(example.text):
+            name = "standard input" if names[example.input] == "-" else clean(names[example.input])
+            said = example.text if len(example.text) <= _SHOWN else f"{example.text[:_SHOWN]}…"
+            return (
+                f'{name}, line {example.line}, speaks of memory running out and is not read: no log format known here begins as it does ("{said}"). '
+                "Cut off what stands before the message, and give it again."
+            )
+    return None
 
 
 def describe(head: bytes, size: int | None = None) -> str:

@@ -368,14 +368,14 @@ class Scanner:
         return self._not_understood(record, number)
 
     def _behind_unknown_prefix(self, message: str, ids: frozenset[int]) -> bool:
-        """Whether a short line without a known prefix holds what a ledger or capacity line says: it may be one.
+        """Whether a short line without a known prefix holds what a line of figures or a failure says: it may be one.
 
         It is not read (a message can start only where its prefix is known), but it is not passed over in silence.
         """
         return any(
             0 < (at := message.find(literal)) <= LONGEST_UNKNOWN_PREFIX and not _QUOTES.search(message, 0, at)
             for rule in self._rules_for(ids)
-            if rule.kind in {"ledger", "capacity"}
+            if rule.kind in {"ledger", "capacity", "failure"}
             for literal in rule.literals
         )
 

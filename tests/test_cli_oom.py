@@ -272,3 +272,15 @@ def test_the_tap_takes_frames_that_stand_before_the_failure():
         tap(event)
     (found,) = tap._log.symptoms().of("torch_oom")
     assert "capture_model" in found.functions
+
+
+def test_a_failure_behind_an_unknown_prefix_is_pointed_out(tmp_path, capsys):
+    log = tmp_path / "server.log"
+    log.write_text(
+        "node7: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of 79.18 GiB\n"
+    )
+    assert app.run(["oom", str(log), "--no-live"]) == 3
+    assert "line 1, speaks of memory running out and is not read" in capsys.readouterr().err
+    log.write_text((FIXTURES / "demo" / "server.log").read_text() + log.read_text())
+    assert app.run(["oom", str(log), "--no-live", "--width", "200"]) == 0
+    assert "No line that could be read says that memory ran out" in capsys.readouterr().out

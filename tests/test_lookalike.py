@@ -2,7 +2,8 @@
 
 import pytest
 
-from memledger.lookalike import LOOKED_FOR, describe
+from memledger.ledger import Evidence
+from memledger.lookalike import LOOKED_FOR, describe, spoken_of
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,15 @@ def test_a_size_of_nothing_is_an_empty_file():
 
 def test_both_engines_are_looked_for():
     assert [text.split("'")[0] for text in LOOKED_FOR] == ["SGLang", "vLLM"]
+
+
+def test_a_line_that_speaks_of_memory_running_out_and_is_not_read_is_shown():
+    said = Evidence(0, 7, "node7: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB." + "x" * 200)
+    sentence = spoken_of((Evidence(0, 1, "pool of 3 GiB"), said), ["server\x1b.log"])
+    assert sentence.startswith(
+        "server\ufffd.log, line 7, speaks of memory running out and is not read: no log format known here begins"
+    )
+    assert '("node7: torch.OutOfMemoryError: CUDA out of memory.' in sentence
+    assert "x…" in sentence
+    assert spoken_of((Evidence(0, 1, "pool of 3 GiB"),), ["-"]) is None
+    assert spoken_of((said,), ["-"]).startswith("standard input, line 7")

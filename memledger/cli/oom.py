@@ -289,10 +289,11 @@ def _show(
 
 def _nothing(report: OomReport, heads: Sequence[bytes]) -> list[str]:
     """What to say where nothing was recognised: what each input seems to be, and what was looked for."""
-    from memledger.lookalike import describe
+    from memledger.lookalike import describe, spoken_of
     from memledger.sanitize import clean
 
-    sentences = []
+    unread = spoken_of(report.unrecognized.examples, [item.path for item in report.inputs])
+    sentences = [] if unread is None else [unread]
     for item, head in zip(report.inputs, heads, strict=True):
         name = "standard input" if item.path == "-" else clean(item.path.encode("utf-8", "replace").decode())
         sentences.append(f"{name}: nothing of a failure in it; it looks like {describe(head, item.bytes)}.")

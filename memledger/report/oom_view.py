@@ -12,6 +12,7 @@ import msgspec
 
 from memledger import words as n
 from memledger.ledger import Evidence, Report
+from memledger.lookalike import spoken_of
 from memledger.postmortem.incident import Advice, Holder, Incident, Moment, OomReport, ServerState
 from memledger.report.view import Fact, Row, Table, failure_text, model_name, where
 from memledger.sanitize import clean
@@ -333,8 +334,10 @@ def _evidence(one: Incident) -> tuple[Evidence, ...]:
 
 def nothing_failed(report: OomReport) -> str:
     """The sentence for an input without a failure."""
+    unread = spoken_of(report.unrecognized.examples, [item.path for item in report.inputs])
     starts = len(report.servers)
     if not starts:
-        return "No failure in it: what it holds says nothing of memory running out."
+        return unread or "No failure in it: what it holds says nothing of memory running out."
     states = ", ".join(dict.fromkeys(server.state for server in report.servers))
-    return f"No line says that memory ran out: {n.plural(starts, 'start')} of a server ({states})."
+    said = f"No line says that memory ran out: {n.plural(starts, 'start')} of a server ({states})."
+    return said if unread is None else f"{said.replace('line says', 'line that could be read says')} {unread}"
