@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Compression = Literal["gzip", "xz", "zstd", "bzip2"]
 
-STEP_BYTES: Final = 256 * 2**10
+STEP_BYTES: Final = 2**20
 """No step gives more decompressed bytes than this."""
 MEMORY_BYTES: Final = 96 * 2**20
 """A decompressor's own memory (xz -9 needs 65 MiB)."""
