@@ -1,12 +1,16 @@
 """`memledger watch` against real processes, a fake driver, growing logs, and a real terminal."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pty
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import live_tree
@@ -229,23 +233,58 @@ def test_without_textual_the_full_screen_says_how_to_install_it(log):
         f"from memledger.cli.app import run\nsys.exit(run(['watch', {str(log)!r}]))"
     )
     leader, follower = pty.openpty()
+    # Wide enough that no line of the message is broken.
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 400, 0, 0))
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
             stdin=follower,
             stdout=follower,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=follower,
             check=False,
             cwd=ROOT,
             env={**os.environ, "TERM": "xterm"},
             timeout=PATIENCE,
         )
+        said = os.read(leader, 1 << 16).decode()
     finally:
         os.close(leader)
         os.close(follower)
     assert done.returncode == 2
-    assert "-m pip install 'textual>=1.0'" in done.stderr
+    assert "-m pip install 'textual>=1.0'" in said
+
+
+def test_where_errors_go_to_a_file_lines_of_text_are_written(log, tmp_path):
+    """The full screen is drawn on standard error."""
+    leader, follower = pty.openpty()
+    os.set_blocking(leader, False)
+    said = b""
+
+    def written():
+        nonlocal said
+        with contextlib.suppress(BlockingIOError):
+            said += os.read(leader, 1 << 16)
+        return said
+
+    try:
+        with (tmp_path / "errors").open("wb") as errors:
+            running = subprocess.Popen(
+                [sys.executable, "-m", "memledger", "watch", str(log)],
+                stdin=follower,
+                stdout=follower,
+                stderr=errors,
+                cwd=ROOT,
+                env={**os.environ, "TERM": "xterm"},
+            )
+        try:
+            until(lambda: b"recurrent state" in written(), shown=written)
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.wait(PATIENCE)
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert b"\x1b[?1049h" not in said + (tmp_path / "errors").read_bytes()
 
 
 # --------------------------------------------------------------------------------------------------------- a real terminal

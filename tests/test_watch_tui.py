@@ -116,7 +116,9 @@ def test_keys_hold_explain_tell_all_and_quit(sample):
         await until(pilot, lambda: "[ML005]" in shown(app))
         await pilot.press("question_mark")
         await until(pilot, lambda: "hold the picture" in shown(app))
-        await pilot.press("question_mark", "space")
+        await pilot.press("escape")
+        await until(pilot, lambda: "hold the picture" not in shown(app))
+        await pilot.press("space")
         held = shown(app)
         feed.waiting = [moment(sample, 1, running=77)]
         await until(pilot, lambda: not feed.waiting)
@@ -134,3 +136,12 @@ def test_before_the_first_look_the_screen_says_so():
         await until(pilot, lambda: "nothing of a server was seen yet" in shown(app))
 
     driven(GivenFeed(), drive)
+
+
+def test_a_tick_while_the_screen_is_taken_down_draws_nothing(sample):
+    async def drive(app, pilot):
+        await until(pilot, lambda: "KV cache" in shown(app))
+        await app.query_one("#body").remove()
+        app.draw()
+
+    assert driven(GivenFeed(start(), moment(sample, 0)), drive).return_code in {0, None}

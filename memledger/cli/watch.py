@@ -140,7 +140,8 @@ def _check(asked: Asked) -> None:
 
 
 def _is_plain(asked: Asked) -> bool:
-    terminal = sys.stdout is not None and sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
+    # The full screen is drawn on standard error: where that goes to a file, the terminal would stay empty.
+    terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     return asked.once or asked.plain or not terminal or os.environ.get("TERM") in {None, "", "dumb"}
 
 

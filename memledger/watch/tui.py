@@ -23,10 +23,11 @@ from memledger.watch.moment import Moment
 LATE: Final = 3.0
 """A look is late when it is older than so many intervals, and this many seconds."""
 HELP: Final = """\
-q quit   space hold the picture   g or Tab other GPU   f findings in full   up/down scroll
+q quit   space hold the picture   g or Tab other GPU   f findings in full
+up/down scroll   ? or Escape without this help
 
-Bars are shares of the card. `since the start` is what the server's process holds beyond its ledger: torch's allocator and
-libraries. Beside it stands how it moves: the slope with the interval that holds it 19 times in 20, or `flat`. A pool's own bar
+Bars are shares of the card. `since the start` is what the server's process holds beyond its ledger: torch's allocator and \
+libraries. Beside it stands how it moves: the slope with the interval that holds it 19 times in 20, or `flat`. A pool's own bar \
 shows its use: what is reserved does not change."""
 
 
@@ -45,6 +46,7 @@ class WatchApp(App[int]):
         Binding("left", "next_gpu(-1)", "GPU before", show=False),
         Binding("f", "findings", "Findings"),
         Binding("question_mark", "explain_screen", "Help"),
+        Binding("escape", "close_help", "Close", show=False),
     ]
 
     def __init__(self, feed: Feed, board: Board, interval_s: float) -> None:
@@ -89,7 +91,9 @@ class WatchApp(App[int]):
         width = max(40, self.size.width - 4)
         lines = screen.screen(self._board, width, gpu=self._gpu, full=self._full, now_age_s=self._age())
         text = Text("\n").join(_line(line) for line in lines)
-        self.query_one("#body", Static).update(Text(HELP + "\n\n") + text if self._help else text)
+        # A last tick may come while the screen is taken down: then there is no body any more.
+        for body in self.query("#body").results(Static):
+            body.update(Text(HELP + "\n\n") + text if self._help else text)
 
     def action_hold(self) -> None:
         """Hold the picture, or go on; samples are taken all the same."""
@@ -113,6 +117,11 @@ class WatchApp(App[int]):
     def action_explain_screen(self) -> None:
         """The keys, and what the figures are."""
         self._help = not self._help
+        self.draw()
+
+    def action_close_help(self) -> None:
+        """Back to the figures alone."""
+        self._help = False
         self.draw()
 
     def _age(self) -> float | None:
