@@ -145,3 +145,17 @@ def test_a_tick_while_the_screen_is_taken_down_draws_nothing(sample):
         app.draw()
 
     assert driven(GivenFeed(start(), moment(sample, 0)), drive).return_code in {0, None}
+
+
+@pytest.mark.parametrize(("value", "coloured"), [("", True), ("1", False)])
+def test_without_colours_bars_have_the_ink_of_the_text(sample, monkeypatch, value, coloured):
+    monkeypatch.setenv("NO_COLOR", value)
+    looks = set()
+
+    async def drive(app, pilot):
+        await until(pilot, lambda: "KV cache" in shown(app))
+        looks.update(str(span.style) for span in app.query_one("#body", Static).content.spans)
+
+    driven(GivenFeed(start(), moment(sample, 0)), drive)
+    assert "bold" in looks
+    assert bool(looks & {"blue", "green", "magenta", "red", "yellow"}) is coloured

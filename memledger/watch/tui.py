@@ -5,6 +5,7 @@ The one timer takes the events that there are; whatever a driver or a server tak
 
 from __future__ import annotations
 
+import os
 import time
 from typing import ClassVar, Final
 
@@ -20,6 +21,8 @@ from memledger.watch.board import Board
 from memledger.watch.feed import Feed
 from memledger.watch.moment import Moment
 
+SHAPES: Final = frozenset({"bold", "dim", "reverse", "underline"})
+"""Looks that are no colours."""
 LATE: Final = 3.0
 """A look is late when it is older than so many intervals, and this many seconds."""
 HELP: Final = """\
@@ -57,6 +60,7 @@ class WatchApp(App[int]):
         self._help = False
         self._gpu = 0
         self._looked_at: float | None = None
+        self._colours = not os.environ.get("NO_COLOR")
 
     def compose(self) -> ComposeResult:
         """One column that scrolls, and the keys."""
@@ -90,7 +94,7 @@ class WatchApp(App[int]):
         """The whole body anew: Textual sends the terminal only what differs."""
         width = max(40, self.size.width - 4)
         lines = screen.screen(self._board, width, gpu=self._gpu, full=self._full, now_age_s=self._age())
-        text = Text("\n").join(_line(line) for line in lines)
+        text = Text("\n").join(_line(line, colours=self._colours) for line in lines)
         # A last tick may come while the screen is taken down: then there is no body any more.
         for body in self.query("#body").results(Static):
             body.update(Text(HELP + "\n\n") + text if self._help else text)
@@ -132,17 +136,17 @@ class WatchApp(App[int]):
         return age if age > max(LATE, LATE * self._interval_s) else None
 
 
-def _line(line: screen.Line) -> Text:
+def _line(line: screen.Line, *, colours: bool) -> Text:
+    """A line in Textual's terms. Without colours a bar has the ink of the text: Textual would make greys of them, some too dark to see."""
     text = Text(no_wrap=True)
     for span in line:
-        text.append(printable(span.text), style=span.look)
+        look = span.look if colours else " ".join(word for word in span.look.split() if word in SHAPES)
+        text.append(printable(span.text), style=look)
     return text
 
 
 def run(feed: Feed, board: Board, *, interval_s: float, no_color: bool) -> int:
     """Show the screen until the user quits; the exit code."""
-    import os
-
     if no_color:
         os.environ["NO_COLOR"] = "1"  # Textual's own switch
     WatchApp(feed, board, interval_s).run()
