@@ -14,6 +14,7 @@ Compression = Literal["gzip", "xz", "zstd", "bzip2"]
 
 STEP_BYTES: Final = 2**20
 """No step gives more decompressed bytes than this."""
+PIECE_BYTES: Final = 64 * 2**10
 MEMORY_BYTES: Final = 96 * 2**20
 """A decompressor's own memory (xz -9 needs 65 MiB)."""
 WINDOW_BYTES: Final = 2**26
@@ -56,7 +57,7 @@ def _streams(how: Compression, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """One compressed stream after the other (archives may be appended to each other)."""
     current = _new(how)
     started = False
-    for block in blocks:
+    for block in _in_pieces(blocks):
         data = block
         while data or not current.needs_input:
             if current.eof:
@@ -75,6 +76,13 @@ def _streams(how: Compression, blocks: Iterator[bytes]) -> Iterator[bytes]:
                 break
     if started and not current.eof:
         raise EOFError
+
+
+def _in_pieces(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Small pieces: what a step leaves of its input is copied for the next one."""
+    for block in blocks:
+        for at in range(0, len(block), PIECE_BYTES):
+            yield block[at : at + PIECE_BYTES]
 
 
 def _step(current: _Zlib | lzma.LZMADecompressor | bz2.BZ2Decompressor, data: bytes) -> bytes:
@@ -128,17 +136,20 @@ def _zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
             cast("IO[bytes]", _Reader(blocks, last)), read_size=STEP_BYTES, read_across_frames=True
         ) as reader:
             while block := reader.read(STEP_BYTES):
-                held += block
-                if len(held) > len(_END):
-                    yield held[: -len(_END)]
-                    held = held[-len(_END) :]
+                # What is held may end with the mark, or with a part of it where the block is shorter than that.
+                if held and len(block) >= len(_END):
+                    yield held
+                    held = block
+                else:
+                    held += block
     except zstandard.ZstdError as error:
         if held:
             yield held
         raise DamagedError(str(error)) from error
-    if held != _END:
-        if held:
-            yield held
+    whole = held.endswith(_END)
+    if held := held.removesuffix(_END):
+        yield held
+    if not whole:
         raise EOFError
 
 

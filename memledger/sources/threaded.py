@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from typing import Final
 
 BLOCKS_AHEAD: Final = 4
 """As many are held; more would only take memory."""
+
+
+SWITCHES_AFTER_SECONDS: Final = 0.0002
+"""How long who reads may keep the interpreter from a thread that wants it for a moment, to begin its next block."""
 
 
 class _End:
@@ -38,6 +43,8 @@ def made_ahead(blocks: Iterator[bytes]) -> Generator[bytes, None, None]:
         made.put(end)
 
     thread = threading.Thread(target=make, name="memledger-decompressor", daemon=True)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCHES_AFTER_SECONDS)
     thread.start()
     try:
         while not isinstance(block := made.get(), _End):
@@ -45,6 +52,7 @@ def made_ahead(blocks: Iterator[bytes]) -> Generator[bytes, None, None]:
         if block.error is not None:
             raise block.error
     finally:
+        sys.setswitchinterval(before)
         stopped.set()
         while thread.is_alive():
             # It may be waiting for room.
