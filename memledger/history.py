@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -56,12 +56,14 @@ FIGURES: Final[tuple[Callable[[Sample], float | None], ...]] = (
 class Track(msgspec.Struct, frozen=True):
     """The samples of one scheduler, in order. `name`: `DP1`, or empty where there is only one.
 
-    `seconds`: of each sample since the first one; None where the lines carry no time, or the times do not rise.
+    `seconds`: of each sample since the first one; None where the lines carry no time, or the times do not rise. `of`: what the
+    samples' numbers count, lines of a log or looks of a recording.
     """
 
     name: str
     samples: tuple[Sample, ...]
     seconds: tuple[float, ...] | None
+    of: Literal["line", "look"] = "line"
 
 
 class History(msgspec.Struct, frozen=True):

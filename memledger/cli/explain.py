@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memledger.cli.incidents import FailureTap
     from memledger.cli.reading import ReadResult
     from memledger.conditions import Condition
+    from memledger.history import History
     from memledger.ledger import Report
     from memledger.report.view import Options
 
@@ -171,13 +172,13 @@ def _redraw(report: Report, options: Options, asked: Asked) -> None:
         show(report, options, asked)
 
 
-def finish(result: ReadResult, options: Options, asked: Asked) -> int:
-    """Write the report and say how it went, as an exit code."""
+def finish(result: ReadResult, options: Options, asked: Asked, history: History | None = None) -> int:
+    """Write the report and say how it went, as an exit code; `history`: its pools over time, where that is known already."""
     report = result.report
     try:
         shown = show(report, options, asked)
         if report.servers and (asked.html is not None or asked.format_ == "html"):
-            _write_html(report, options, asked)
+            _write_html(report, options, asked, history)
     except LookupError as error:
         raise click.UsageError(f"{error.args[0]}.") from error
     for problem in result.problems:
@@ -233,13 +234,15 @@ def show(report: Report, options: Options, asked: Asked) -> list[int]:
     return shown
 
 
-def _write_html(report: Report, options: Options, asked: Asked) -> None:
+def _write_html(report: Report, options: Options, asked: Asked, history: History | None) -> None:
     from memledger.cli import html_output, reading
     from memledger.history import look_again
     from memledger.report import html
 
     rules = reading.rules([Path(f) for f in asked.rule_files])
-    html_output.write(lambda: html.page(report, options, look_again(report, rules)), asked.format_, asked.html)
+    html_output.write(
+        lambda: html.page(report, options, history or look_again(report, rules)), asked.format_, asked.html
+    )
 
 
 def _quoted(name: str) -> str:

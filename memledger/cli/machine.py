@@ -83,16 +83,19 @@ def _is_recording(name: str) -> bool:
 def _from_recording(name: str, asked: Asked) -> int:
     """The ledger of the recording's last look, with what grew while it was made."""
     from memledger.watch.board import Board
+    from memledger.watch.over_time import OverTime
     from memledger.watch.recording import Reader, RecordingError
 
-    board, reader = Board(), Reader(name)
+    board, over_time, reader = Board(), OverTime(), Reader(name)
     try:
         for event in reader.events():
             board.take(event)
+            over_time.take(event, board)
     except RecordingError as error:
         return _unreadable(str(error), asked)
     result = ReadResult(Selection(asked.select, asked.ignore).apply(board.concluded()), tuple(reader.troubles))
-    return finish(result, shown_options(asked, f"memledger explain {clean(name)}"), asked)
+    shown = shown_options(asked, f"memledger explain {clean(name)}")
+    return finish(result, shown, asked, over_time.history(result.report))
 
 
 def _listed(taken: Snapshot, asked: Asked) -> int:

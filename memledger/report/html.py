@@ -12,7 +12,7 @@ from memledger.ledger import Evidence, Finding, Rank, Remedy, Report, Server
 from memledger.report import view as v
 from memledger.report.html_charts import free_memory, ledger_grid, stack_of, tree_of, uses_of
 from memledger.report.html_page import Chapter, Figure, Fix, Lead, Page, Problem, Section, render
-from memledger.report.html_time import not_drawn, over_time
+from memledger.report.html_time import in_words, not_drawn, over_time
 
 MOST_BARS = 16
 """Ranks with a bar of their own; of more, one bar for those that are alike."""
@@ -77,7 +77,7 @@ def _chapter(view: v.View, report: Report, options: v.Options, history: History)
             Section(
                 "Reserved against used",
                 figures=_used(spoken, ranks, tracks),
-                items=(*_not_drawn(spoken), *not_drawn(tracks), *_no_time(history, view.index)),
+                items=(*_not_drawn(spoken), *in_words(tracks), *not_drawn(tracks), *_no_time(history, view.index)),
             ),
             Section("More of this start", facts=facts),
             Section("More to run", raw=tuple(fact.text for fact in view.facts if fact.name == "next")),
@@ -119,6 +119,8 @@ def _stages(server: Server, ranks: Sequence[Rank]) -> tuple[Figure, ...]:
 
 def _used(server: Server, ranks: Sequence[Rank], tracks: Sequence[Track]) -> tuple[Figure, ...]:
     figure = uses_of(server, ranks)
+    if figure is not None and any(track.of == "look" for track in tracks):
+        figure = msgspec.structs.replace(figure, title=f"{figure.title}, by the log")
     return (*((figure,) if figure is not None else ()), *over_time(server, ranks, tracks))
 
 

@@ -15,6 +15,7 @@ from memledger.report.html_page import Cell, Curve, Figure, Grid, Timeline
 MOST_TRACKS = 4
 """Schedulers with a chart of their own: those whose pools were the fullest."""
 MOST_ROWS = 40
+FIRST = {"line": "serving line", "look": "look"}
 LONG_GAP_MEDIANS = 20
 LONG_GAP_SHARE = 0.01
 _SHARES: tuple[tuple[str, str, Callable[[Sample], float | None], str | None], ...] = (
@@ -33,6 +34,11 @@ def over_time(server: Server, ranks: Sequence[Rank], tracks: Sequence[Track]) ->
     drawn = [track for track in tracks if len(track.samples) > 1]
     drawn.sort(key=lambda track: -max((s.kv or s.state or 0.0 for s in track.samples), default=0.0))
     return tuple(_figure(server, _rank_of(ranks, track), track) for track in drawn[:MOST_TRACKS])
+
+
+def in_words(tracks: Sequence[Track]) -> tuple[str, ...]:
+    """The peaks of a recording's looks: those that the report gives elsewhere are of the log's serving lines."""
+    return tuple(f"{_says(track)}." for track in tracks[:MOST_TRACKS] if track.of == "look")
 
 
 def not_drawn(tracks: Sequence[Track]) -> tuple[str, ...]:
@@ -59,7 +65,7 @@ def _figure(server: Server, rank: Rank | None, track: Track) -> Figure:
         if any(figure(sample) is not None for sample in track.samples)
     )
     xs, unit = _places(track)
-    hover = tuple(_hover(sample, reserved) for sample in track.samples)
+    hover = tuple(_hover(sample, reserved, track.of) for sample in track.samples)
     title = "Use of the pools over time" + (f", {track.name}" if track.name else "")
     chart = Timeline(xs, _breaks(track), unit, shares, counts, hover)
     return Figure(title, _says(track), chart, _grid(title, track))
@@ -77,11 +83,12 @@ def _values(track: Track, figure: Callable[[Sample], float | None]) -> tuple[flo
 def _places(track: Track) -> tuple[tuple[float, ...], str]:
     """Where the samples stand: time since the first, in a unit that fits; the log's line where no time is printed."""
     if track.seconds is None:
-        return tuple(float(sample.line) for sample in track.samples), "line of the log"
+        whole = {"line": "log", "look": "recording"}[track.of]
+        return tuple(float(sample.line) for sample in track.samples), f"{track.of} of the {whole}"
     for size, name in ((2 * 86400.0, "days"), (2 * 3600.0, "hours"), (180.0, "minutes"), (0.0, "seconds")):
         if track.seconds[-1] >= size:
             unit = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}[name]
-            return tuple(round(s / unit, 4) for s in track.seconds), f"{name} since the first serving line"
+            return tuple(round(s / unit, 4) for s in track.seconds), f"{name} since the first {FIRST[track.of]}"
     raise AssertionError("a time before the first")
 
 
@@ -94,8 +101,8 @@ def _breaks(track: Track) -> tuple[int, ...]:
     return tuple(i for i, gap in enumerate(gaps, 1) if gap > long)
 
 
-def _hover(sample: Sample, reserved: dict[str, str]) -> str:
-    lines = [f"line {sample.line}" + (f", {_clock(sample.time)}" if sample.time else "")]
+def _hover(sample: Sample, reserved: dict[str, str], of: str) -> str:
+    lines = [f"{of} {sample.line}" + (f", {_clock(sample.time)}" if sample.time else "")]
     for name, _, figure, _ in _SHARES:
         if (share := figure(sample)) is not None:
             whole = f" of {reserved[name]} GiB" if reserved[name] else ""
@@ -117,7 +124,7 @@ def _says(track: Track) -> str:
         if (most := _most(track.samples, figure)) is not None:
             told.append(f"at most {most:,.0f} {name}")
     first, last = track.samples[0], track.samples[-1]
-    return f"From line {first.line} to line {last.line}: " + ", ".join(told)
+    return f"From {track.of} {first.line} to {track.of} {last.line}: " + ", ".join(told)
 
 
 def _most(samples: Sequence[Sample], figure: Callable[[Sample], float | None]) -> float | None:
@@ -132,7 +139,7 @@ def _grid(title: str, track: Track) -> Grid:
     counts = [(name, figure) for name, _, figure in _COUNTS if _most(track.samples, figure) is not None]
     timed = any(sample.time for sample in track.samples)
     heads = (
-        Cell("from line"),
+        Cell(f"from {track.of}"),
         *([Cell("time")] if timed else []),
         *(Cell(name, number=True) for name, _ in (*shares, *counts)),
     )
@@ -146,7 +153,7 @@ def _grid(title: str, track: Track) -> Grid:
         for piece in (track.samples[a:b] for a, b in itertools.pairwise(cuts))
     )
     thinned = len(track.samples) > count
-    remarks = ("Each row holds the largest figures from its line up to the next row's.",) if thinned else ()
+    remarks = (f"Each row holds the largest figures from its {track.of} up to the next row's.",) if thinned else ()
     return Grid(title, heads, rows, remarks)
 
 
