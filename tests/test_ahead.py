@@ -289,6 +289,8 @@ def test_a_file_that_grew_since_it_was_opened_is_read_whole(tmp_path):
 
 
 def test_helpers_are_renewed_when_lines_of_a_new_shape_come(tmp_path, monkeypatch):
+    # Whatever threads other tests left in this process.
+    monkeypatch.setattr(ahead_module, "may_fork", lambda: True)
     monkeypatch.setattr(ahead_module, "RENEWED_AFTER", 4)
     starts = []
 
@@ -306,6 +308,8 @@ def test_helpers_are_renewed_when_lines_of_a_new_shape_come(tmp_path, monkeypatc
 
 
 def test_shapes_that_are_forgotten_end_the_leaving_out(tmp_path, monkeypatch):
+    # Whatever threads other tests left in this process.
+    monkeypatch.setattr(ahead_module, "may_fork", lambda: True)
     monkeypatch.setattr("memledger.usage.MOST_SHAPES", 20)
     rng = random.Random(1)
     lines = [
