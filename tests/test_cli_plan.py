@@ -358,3 +358,11 @@ def test_several_servers_say_which_is_planned(run):
 def test_refusals_name_what_would_help(run, log, helps):
     code, _, err = run(str(ROOT / "fixtures" / log / "server.log"), "--concurrency", "2", "--context", "1k")
     assert code == 3 and helps in err
+
+
+def test_a_mistyped_model_is_answered_with_the_nearest_of_the_table(capsys):
+    asked = ["plan", "--framework", "vllm", "--framework-version", "0.33.0", "--gpu", "h100-80", "--no-live", "--model"]
+    assert app.run([*asked, "Qwen3-Next-80B"]) == app.NOTHING_RECOGNISED
+    assert "did you mean Qwen3-Next-80B-A3B?" in capsys.readouterr().err
+    assert app.run([*asked, "zzzzzz"]) == app.NOTHING_RECOGNISED
+    assert "did you mean" not in capsys.readouterr().err

@@ -319,9 +319,21 @@ def _architecture(server: Server | None, options: dict[str, Any]) -> Found:
 
     model = options["model"] or (server.model if server is not None else None)
     try:
-        return find(model, config=options["model_config"], look_here=not options["no_live"])
+        found = find(model, config=options["model_config"], look_here=not options["no_live"])
     except ModelConfigError as error:
         raise ConfigUnreadableError(f"--model-config: {_shown(str(error))}.") from error
+    return (
+        found if found.architecture is not None or options["model"] is None else _with_nearest(found, options["model"])
+    )
+
+
+def _with_nearest(found: Found, name: str) -> Found:
+    """A model that the user named and that is not there, with the one of the table whose name is most like it."""
+    from memledger.model import table
+    from memledger.nearest import nearest
+
+    near = nearest(table.base_name(name), [table.base_name(known) for known in table.names()])
+    return found if near is None else type(found)(None, f"did you mean {near}? {found.how}")
 
 
 def _draft(server: Server | None, options: dict[str, Any]) -> tuple[Architecture | None, str | None]:
