@@ -8,11 +8,20 @@ import pytest
 from browser import Browser, find_browser
 
 from memledger.cli import app
+from memledger.report import html_page
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 PATH = find_browser()
 pytestmark = pytest.mark.skipif(PATH is None, reason="no Chromium or Chrome on PATH (MEMLEDGER_BROWSER names one)")
-EXPLAINED = ("demo", "vllm-0.31-tp2", "sglang-0.5.12-pp2-tp2", "sglang-0.5.23-cpu", "vllm-0.21-free-memory-fail")
+EXPLAINED = (
+    "demo",
+    "vllm-0.31-tp2",
+    "sglang-0.5.12-pp2-tp2",
+    "sglang-0.5.23-cpu",
+    "vllm-0.21-free-memory-fail",
+    "vllm-0.17-oom-serving",
+    "watch-leak",
+)
 COMPARED = ("compare-capped", "compare-weights")
 FAILED = ("oom-sglang-kv-pool", "oom-vllm-prefill")
 PAGES = (*EXPLAINED, *COMPARED, *FAILED, "plan")
@@ -44,7 +53,8 @@ def pages(tmp_path_factory):
             elif name.startswith("oom-"):
                 app.run(["oom", str(FIXTURES / name / "server.log"), *quiet])
             else:
-                app.run(["explain", str(FIXTURES / name / "server.log"), *quiet])
+                (log,) = (path for path in (FIXTURES / name).iterdir() if path.name in {"server.log", "watch.jsonl"})
+                app.run(["explain", str(log), *quiet])
         return target
 
     return made
@@ -87,6 +97,19 @@ def test_axe_finds_no_serious_fault(browser, pages, name, dark):
         "axe.run(document).then(r => r.violations.map(v => [v.id, v.impact, v.nodes.map(n => n.html.slice(0, 150)).slice(0, 3)]))"
     )
     assert [v for v in found if v[1] in {"serious", "critical"}] == []
+
+
+def test_a_part_that_the_axis_names_leaves_every_bar_its_figure(browser, tmp_path):
+    figures = (1.0, 60.0, 600.0)
+    texts = tuple(f"{figure:g}" for figure in figures)
+    for name, shown in (("tokens/s", list(texts)), ("swap", ["swap600"])):
+        part = html_page.Part(name, "weights", figures, texts, texts)
+        chart = html_page.Stack(("a", "b", "c"), (part,), "tokens/s")
+        section = html_page.Section("s", figures=(html_page.Figure("t", "says", chart),))
+        page = tmp_path / f"{name[:4]}.html"
+        page.write_text(html_page.render(html_page.Page("c", "t", (html_page.Chapter("t", (section,)),))))
+        browser.open(page, width=390)
+        assert browser.run("Array.from(document.querySelectorAll('.bartext')).map(t => t.textContent)") == shown
 
 
 def test_a_window_of_another_width_is_drawn_anew_and_no_text_stands_on_another(browser, pages):

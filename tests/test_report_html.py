@@ -105,6 +105,39 @@ class TestOneFile:
         assert "@media print" in style
 
 
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+class TestColours:
+    """Text on a bar has the contrast that WCAG asks for (4.5); no checker looks into a drawing."""
+
+    def test_white_text_on_every_account(self):
+        script = (html_page._TEMPLATES / "report.js").read_text(encoding="utf-8")
+        colours = re.findall(
+            r"#[0-9a-f]{6}", script.partition("const COLOURS")[2].partition("const MORE")[2].partition(";")[0]
+        )
+        colours += re.findall(r"#[0-9a-f]{6}", script.partition("const COLOURS")[2].partition("};")[0])
+        assert len(set(colours)) > 12
+        assert [c for c in set(colours) if contrast(c, "#ffffff") < 4.5] == []
+
+    def test_text_on_rising_falling_and_level_columns(self):
+        style = (html_page._TEMPLATES / "report.css").read_text(encoding="utf-8")
+        themes = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+        assert len(themes) == 3
+        for theme in themes:
+            named = dict(re.findall(r"--(\w+): (#[0-9a-f]{3,6})", theme))
+            on = {"#fff": "#ffffff"}.get(named["on"], named["on"])
+            assert [n for n in ("rise", "fall", "level") if contrast(named[n], on) < 4.5] == []
+
+
 class TestContent:
     def test_the_cause_comes_first_and_then_what_to_do(self):
         text = Document(explained(FIXTURES / "demo" / "server.log")).words

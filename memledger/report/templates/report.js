@@ -3,13 +3,13 @@
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const places = Array.from(document.querySelectorAll("[data-chart]"));
   const COLOURS = {
-    weights: "#3b76c4", weights_and_non_torch: "#3b76c4", kv_cache: "#c2631c", recurrent_state: "#ad4596",
-    cuda_graphs: "#2d8a57", activations: "#7d63c9", non_torch: "#857532", workspace: "#a37a1f", communication: "#1a8790",
-    request_tables: "#b35a6b", in_use_at_start: "#77777f", cuda_context: "#66788a", other_processes: "#a14d3a",
-    driver_reserved: "#777069", server_processes: "#3b76c4", page_cache: "#8a7a5c", allocator_slack: "#94735a",
-    released: "#4f8585", reserve: "#74838f", unexplained: "#d3322f", holder: "#3b76c4", kv_window: "#1a8790", running: "#3b76c4", queued: "#d3322f",
+    weights: "#3b76c4", weights_and_non_torch: "#3b76c4", kv_cache: "#b55d1a", recurrent_state: "#ad4596",
+    cuda_graphs: "#2b8454", activations: "#7d63c9", non_torch: "#857532", workspace: "#946f1c", communication: "#19818a",
+    request_tables: "#b35a6b", in_use_at_start: "#74747c", cuda_context: "#66788a", other_processes: "#a14d3a",
+    driver_reserved: "#777069", server_processes: "#3b76c4", page_cache: "#827357", allocator_slack: "#8e6e56",
+    released: "#4a7d7d", reserve: "#697781", unexplained: "#d3322f", holder: "#3b76c4", kv_window: "#19818a", running: "#3b76c4", queued: "#d3322f",
   };
-  const MORE = ["#3b76c4", "#c2631c", "#ad4596", "#2d8a57", "#7d63c9", "#857532", "#1a8790", "#b35a6b", "#a14d3a", "#66788a"];
+  const MORE = ["#3b76c4", "#b55d1a", "#ad4596", "#2b8454", "#7d63c9", "#857532", "#19818a", "#b35a6b", "#a14d3a", "#66788a"];
 
   // Plotly reads a few tags in texts: log text has none.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -58,12 +58,14 @@
     const ends = chart.bars.map((_, i) => chart.parts.reduce((sum, p) => sum + Math.abs(p.values[i] || 0), 0));
     const margin = 24 + 7.5 * Math.max(...labels.map((text) => Math.max(...text.split("<br>").map((line) => line.length))));
     const pixel = Math.max(60, width - margin) / (Math.max(...ends) * 1.05 || 1);
+    // A part that the axis names already leaves each bar its figure, beside it where the bar is short.
+    const lone = chart.parts.length === 1 && chart.parts[0].name === chart.unit;
     const fits = (part, size) => Math.abs(size) * pixel > 8 + 7 * Math.max(part.name.length, 5);
     const data = chart.parts.map((part) => ({
       type: "bar", orientation: "h", name: plain(part.name), y: chart.bars.map((_, i) => i), x: part.values,
       hovertext: part.hover.map((text) => fold(text, wide ? 70 : 38)), hoverinfo: "text",
-      text: part.values.map((v, i) => (v && fits(part, v) ? `${plain(part.name)}<br>${plain(part.texts[i])}` : "")),
-      textposition: "inside", insidetextanchor: "middle", textangle: 0, constraintext: "none",
+      text: part.values.map((v, i) => (v && lone ? plain(part.texts[i]) : v && fits(part, v) ? `${plain(part.name)}<br>${plain(part.texts[i])}` : "")),
+      textposition: lone ? "auto" : "inside", outsidetextfont: { color: look.ink, size: 12 }, cliponaxis: false, insidetextanchor: "middle", textangle: 0, constraintext: "none",
       insidetextfont: { color: part.colour === "free" ? look.ink : "#ffffff", size: 12 },
       marker: {
         color: colour(part.colour, look), line: { color: look.page, width: 1 },
