@@ -66,11 +66,30 @@ class Track(msgspec.Struct, frozen=True):
     of: Literal["line", "look"] = "line"
 
 
+class Held(msgspec.Struct, frozen=True):
+    """Bytes of one holder on a device (or what is free there), each at seconds since the first look. `kind`: as what it is drawn."""
+
+    name: str
+    kind: str
+    points: tuple[tuple[float, int], ...]
+
+
+class DeviceTrack(msgspec.Struct, frozen=True):
+    """Who held a device's memory over the looks of a recording."""
+
+    device: str
+    held: tuple[Held, ...]
+
+
 class History(msgspec.Struct, frozen=True):
-    """The tracks of each server by its place in the report; `missing` says in a sentence why one has none."""
+    """The tracks of each server by its place in the report; `missing` says in a sentence why one has none.
+
+    `devices`: what the server's GPUs held over time, of a recording alone.
+    """
 
     tracks: dict[int, tuple[Track, ...]] = {}
     missing: dict[int, str] = {}
+    devices: dict[int, tuple[DeviceTrack, ...]] = {}
 
 
 def look_again(report: Report, rules: RuleSet) -> History:

@@ -38,6 +38,20 @@ def test_a_leak_is_growing_with_its_slope_in_the_interval():
     assert found.high - found.low < 0.05 * MIB
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_moves_steadily_moved_over_all_of_the_time(sign):
+    found = judge(series(lambda i: 40 * GIB + sign * i * MIB, 601), NOISE)
+    assert found.verdict == ("growing" if sign > 0 else "shrinking")
+    assert found.rise == pytest.approx(sign * 600 * MIB)
+    assert found.rise == pytest.approx(found.slope * found.seconds)
+
+
+def test_a_fall_at_once_is_as_large_as_it_was():
+    found = judge(series(lambda i: 40 * GIB - (i >= 300) * 5 * GIB), NOISE)
+    assert found.verdict == "shrinking"
+    assert found.rise == -5 * GIB
+
+
 def test_a_leak_in_stairs_is_growing():
     assert judge(series(lambda i: i // 40 * 128 * MIB), NOISE).verdict == "growing"
 

@@ -8,6 +8,8 @@ from watch_cases import BEGIN, fed, live_cases, moment, start
 
 from memledger.cli import app
 from memledger.live.sample import Metrics
+from memledger.report.html_time import growth_of
+from memledger.units import MIB
 from memledger.watch.board import Board
 from memledger.watch.over_time import MOST_KEPT, NOTHING_TOLD, OverTime
 
@@ -25,7 +27,7 @@ def told(events):
     for event in events:
         fed(board, [event])
         over_time.take(event, board)
-    return over_time.history(board.concluded())
+    return over_time.history(board.concluded(), board)
 
 
 def test_every_look_is_a_sample_at_its_time(sample):
@@ -86,4 +88,28 @@ def test_the_report_of_a_recording_draws_them(tmp_path, capsys):
     assert "Use of the pools over time" in text
     assert "Nothing is drawn over time" not in text
     assert "Peak use of what was reserved, by the log" in text
+    assert "What grew" in text
+    assert "GPU 0: memory against the first look" in text
     assert "From look 1 to look 121: KV cache at most 48 % of its pool, at most 5 running requests" in text
+
+
+def test_what_holds_a_devices_memory_is_followed_from_the_first_look(sample):
+    looks = [moment(sample, at, own=at) for at in range(0, 120, 10)]
+    ((device,),) = told([start(), *looks]).devices.values()
+    held = {one.name: one for one in device.held}
+    process = next(one for one in device.held if one.kind == "process")
+    assert device.device == "GPU 0"
+    assert [at for at, _ in process.points] == [float(at) for at in range(0, 120, 10)]
+    assert process.points[-1][1] - process.points[0][1] == 110 * MIB
+    assert held["free"].points[-1][1] - held["free"].points[0][1] == -110 * MIB
+    (figure,) = growth_of([device])
+    assert figure.title == "GPU 0: memory against the first look"
+    curves = {curve.name: curve.values for curve in figure.chart.counts}
+    assert curves[process.name][0] == 0.0
+    assert curves[process.name][-1] == pytest.approx(110 / 1024, abs=1e-4)
+    assert [row[4].text for row in figure.table.rows if row[0].text == "free"] == ["-0.11"]
+
+
+def test_of_one_look_nothing_grew(sample):
+    ((device,),) = told([start(), moment(sample, 0)]).devices.values()
+    assert growth_of([device]) == ()

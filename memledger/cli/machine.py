@@ -95,7 +95,7 @@ def _from_recording(name: str, asked: Asked) -> int:
         return _unreadable(str(error), asked)
     result = ReadResult(Selection(asked.select, asked.ignore).apply(board.concluded()), tuple(reader.troubles))
     shown = shown_options(asked, f"memledger explain {clean(name)}")
-    return finish(result, shown, asked, over_time.history(result.report))
+    return finish(result, shown, asked, over_time.history(result.report, board))
 
 
 def _listed(taken: Snapshot, asked: Asked) -> int:

@@ -12,7 +12,7 @@ from memledger.ledger import Evidence, Finding, Rank, Remedy, Report, Server
 from memledger.report import view as v
 from memledger.report.html_charts import free_memory, ledger_grid, stack_of, tree_of, uses_of
 from memledger.report.html_page import Chapter, Figure, Fix, Lead, Page, Problem, Section, render
-from memledger.report.html_time import in_words, not_drawn, over_time
+from memledger.report.html_time import growth_of, in_words, not_drawn, over_time
 
 MOST_BARS = 16
 """Ranks with a bar of their own; of more, one bar for those that are alike."""
@@ -74,6 +74,7 @@ def _chapter(view: v.View, report: Report, options: v.Options, history: History)
                 items=view.more_ranks,
             ),
             Section("Free memory, stage by stage", figures=_stages(spoken, ranks)),
+            Section("What grew", figures=growth_of(history.devices.get(view.index, ()))),
             Section(
                 "Reserved against used",
                 figures=_used(spoken, ranks, tracks),

@@ -144,7 +144,7 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, tag="timeline", tag_field="kind"):
-    """Shares of pools (0..1) over their whole, and counts of requests below, at the same places.
+    """Shares of pools (0..1) over their whole, and counts (of `counted`; `whole`: integers) below, at the same places.
 
     `breaks`: the samples before which nothing was printed for long; no line is drawn from the one before to them.
     """
@@ -155,6 +155,8 @@ class Timeline(msgspec.Struct, frozen=True, tag="timeline", tag_field="kind"):
     shares: tuple[Curve, ...]
     counts: tuple[Curve, ...]
     hover: tuple[str, ...]
+    counted: str = "requests"
+    whole: bool = True
 
 
 Chart = Stack | Tree | Waterfall | Uses | Timeline

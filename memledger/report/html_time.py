@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from memledger import words as n
-from memledger.history import Sample, Track
+from memledger.history import DeviceTrack, Held, Sample, Track
 from memledger.ledger import Rank, Server, account_total
 from memledger.report import view as v
 from memledger.report.html_page import Cell, Curve, Figure, Grid, Timeline
+from memledger.units import GIB
 
 MOST_TRACKS = 4
 """Schedulers with a chart of their own: those whose pools were the fullest."""
@@ -85,10 +86,14 @@ def _places(track: Track) -> tuple[tuple[float, ...], str]:
     if track.seconds is None:
         whole = {"line": "log", "look": "recording"}[track.of]
         return tuple(float(sample.line) for sample in track.samples), f"{track.of} of the {whole}"
+    return _in_unit(track.seconds, FIRST[track.of])
+
+
+def _in_unit(seconds: Sequence[float], first: str) -> tuple[tuple[float, ...], str]:
     for size, name in ((2 * 86400.0, "days"), (2 * 3600.0, "hours"), (180.0, "minutes"), (0.0, "seconds")):
-        if track.seconds[-1] >= size:
+        if seconds[-1] >= size:
             unit = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}[name]
-            return tuple(round(s / unit, 4) for s in track.seconds), f"{name} since the first {FIRST[track.of]}"
+            return tuple(round(s / unit, 4) for s in seconds), f"{name} since the first {first}"
     raise AssertionError("a time before the first")
 
 
@@ -159,3 +164,60 @@ def _grid(title: str, track: Track) -> Grid:
 
 def _word(value: float | None, shown: Callable[[float], str]) -> str:
     return "" if value is None else shown(value)
+
+
+# ---------------------------------------------------------------------------------------------------- a device's memory
+
+
+def growth_of(devices: Sequence[DeviceTrack]) -> tuple[Figure, ...]:
+    """How much more each holder of a device's memory had than at the first look, of the first devices."""
+    found = (_growth(device) for device in devices[:MOST_TRACKS])
+    return tuple(figure for figure in found if figure is not None)
+
+
+def _growth(device: DeviceTrack) -> Figure | None:
+    places = sorted({at for one in device.held for at, _ in one.points})
+    if len(places) < 2:
+        return None
+    sizes = [dict(one.points) for one in device.held]
+    curves = []
+    for i, (one, by_place) in enumerate(zip(device.held, sizes, strict=True)):
+        first = one.points[0][1]
+        changes = tuple(round((by_place[at] - first) / GIB, 5) if at in by_place else None for at in places)
+        colour = {"others": "other_processes", "nobody": "unexplained", "free": "free"}.get(one.kind, f"more-{i}")
+        curves.append(Curve(one.name, colour, changes))
+    hover = tuple(
+        "\n".join(
+            f"{one.name}: {_change(one, size[at])}" for one, size in zip(device.held, sizes, strict=True) if at in size
+        )
+        for at in places
+    )
+    told = ", ".join(f"{one.name} {_change(one, one.points[-1][1])}" for one in device.held)
+    title = f"{device.device}: memory against the first look"
+    xs, unit = _in_unit(places, "look")
+    chart = Timeline(xs, (), unit, (), tuple(curves), hover, counted="GiB more", whole=False)
+    return Figure(title, f"At the last look: {told}", chart, _growth_grid(title, device))
+
+
+def _change(one: Held, size: int) -> str:
+    return f"{n.gib(size)} GiB, {n.signed_gib(size - one.points[0][1])}"
+
+
+def _growth_grid(title: str, device: DeviceTrack) -> Grid:
+    heads = (Cell("holder"), *(Cell(name, number=True) for name in ("first, GiB", "largest", "last", "change")))
+    rows = tuple(
+        (
+            Cell(one.name),
+            *(
+                Cell(text, number=True)
+                for text in (
+                    n.gib(one.points[0][1]),
+                    n.gib(max(size for _, size in one.points)),
+                    n.gib(one.points[-1][1]),
+                    n.signed_gib(one.points[-1][1] - one.points[0][1]),
+                )
+            ),
+        )
+        for one in device.held
+    )
+    return Grid(title, heads, rows)

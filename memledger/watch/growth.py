@@ -37,7 +37,8 @@ SETTLED: Final = 0.1
 class Trend(msgspec.Struct, frozen=True):
     """A judged series. Slopes are the figure's unit per second; `low` and `high` hold the true one 19 times in 20.
 
-    `rise`: from the first tenth's median to the last's. `stepped_at`: the seconds of the step, of a step.
+    `rise`: of what moves steadily, by the slope over all of the time; else from the first tenth's median to the last's.
+    `stepped_at`: the seconds of the step, of a step.
     """
 
     verdict: Verdict
@@ -68,10 +69,14 @@ def judge(points: Sequence[Point], noise: float) -> Trend:
     rise = _level(buckets, 1.0) - _level(buckets, 0.0)
     step, at = _largest_step(buckets)
     verdict = _verdict(buckets, noise, rise, (low, high), step)
+    seconds = points[-1][0] - points[0][0]
+    if verdict == "growing" or (verdict == "shrinking" and _falls_steadily(buckets, noise, rise, (low, high))):
+        # The middles of the first and the last tenth are nine tenths of the time apart.
+        rise = slope * seconds
     return Trend(
         verdict,
         len(points),
-        points[-1][0] - points[0][0],
+        seconds,
         rise,
         slope,
         low,
@@ -97,6 +102,13 @@ def _verdict(
     if low > 0 and high > 0 and min(first, second, third) > noise / 3:
         return "growing"
     return "uneven"
+
+
+def _falls_steadily(buckets: Sequence[Point], noise: float, rise: float, interval: tuple[float, float]) -> bool:
+    """Whether a fall would be growth, were it a rise."""
+    mirrored = [(at, -value) for at, value in buckets]
+    step, _ = _largest_step(mirrored)
+    return _verdict(mirrored, noise, -rise, (-interval[1], -interval[0]), step) == "growing"
 
 
 def theil_sen(points: Sequence[Point]) -> tuple[float, float, float]:

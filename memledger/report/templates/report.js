@@ -195,8 +195,8 @@
         title: { text: "of what was reserved", font: { color: look.soft, size: 12 }, standoff: 6 } });
     }
     if (chart.counts.length) {
-      more.yaxis2 = axis(look, { domain: both ? [0, 0.38] : [0, 1], range: [0, Math.max(1, most(chart.counts)) * 1.08], nticks: 5, tickformat: ",d", anchor: "x",
-        title: { text: "requests", font: { color: look.soft, size: 12 }, standoff: 6 } });
+      more.yaxis2 = axis(look, { domain: both ? [0, 0.38] : [0, 1], range: chart.whole ? [0, Math.max(1, most(chart.counts)) * 1.08] : undefined, nticks: 5, tickformat: chart.whole ? ",d" : "+,.4~g", anchor: "x",
+        title: { text: plain(chart.counted), font: { color: look.soft, size: 12 }, standoff: 6 } });
     }
     return {
       data: [...chart.shares.map((one) => curve(one, 0)), ...chart.counts.map((one) => curve(one, 1))],
