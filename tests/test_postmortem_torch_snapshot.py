@@ -206,17 +206,19 @@ class TestHostile:
         deep_key = b"})" + b"\x85" * 1_000_000 + b"K\x01s."
         assert "snapshot.pickle: " in said(written(b"\x80\x04" + deep_key))
 
+    @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here")
     @pytest.mark.parametrize("opcodes", [b"K\x01r\xff\xff\xff\x7f.", b"\x8e" + (2**32).to_bytes(8, "little") + b"abc."])
     def test_a_few_bytes_take_no_gigabytes_of_this_machine(self, written, opcodes):
         program = (
             "import resource, sys\nfrom pathlib import Path\nfrom memledger.postmortem import torch_snapshot as t\n"
             "try:\n    t.read(Path(sys.argv[1]))\nexcept t.SnapshotPickleError:\n    pass\n"
-            "print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))"
+            # Not this process's `ru_maxrss`: it begins with what the tests' process holds, which it was forked from.
+            "own = next(line for line in open('/proc/self/status') if line.startswith('VmHWM:'))\n"
+            "print(max(int(own.split()[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))"
         )
         path = written(b"\x80\x04" + opcodes)
         peak = subprocess.run([sys.executable, "-c", program, path], capture_output=True, check=True, text=True).stdout
-        unit = 1 if sys.platform == "darwin" else 1024
-        assert int(peak) * unit < torch_snapshot.LEAST_MEMORY
+        assert int(peak) * 1024 < torch_snapshot.LEAST_MEMORY
 
     def test_files_that_are_no_pickles(self, written, tmp_path):
         assert "a zip archive" in said(written(b"PK\x03\x04rest"))
