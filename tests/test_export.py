@@ -414,7 +414,7 @@ def test_a_log_is_read_on_from_where_it_stopped_through_truncation_and_rotation(
             path.rename(tmp_path / "server.log.1")
             path.write_text(template.format(3333))
             # The server's own file has another name now: that log is read, and its successor is none of the server's.
-            assert wait_for(lambda: thread._log.path.endswith("server.log.1"))
+            assert wait_for(lambda: thread._log is not None and thread._log.path.endswith("server.log.1"))
             assert one.said == []
 
 
