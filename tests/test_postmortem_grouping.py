@@ -178,3 +178,20 @@ def test_a_line_inside_a_containers_json_is_read_like_a_plain_one(incidents, lea
     (plain,), (one,) = incidents(line), incidents(wrapped)
     assert one["numbers"] == plain["numbers"]
     assert one["ranks"] == plain["ranks"] == ["DP6 EP6"]
+
+
+FAULT = "[12345.678901] NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name=python3, Ch 00000008"
+
+
+@pytest.mark.parametrize("number", [13, 31])
+def test_a_fault_of_a_program_is_the_answer_where_nothing_else_failed(incidents, number):
+    (alone,) = incidents(FAULT.format(number))
+    assert (alone["kind"], alone["confidence"]) == ("not_device_memory", 0.7)
+    assert f"Xid {number}" in alone["cause"]
+    (beside,) = incidents(REFUSED, FAULT.format(number))
+    assert beside["kind"] == "kv_pool"
+
+
+@pytest.mark.parametrize("number", [43, 45])
+def test_what_the_driver_does_when_a_process_ends_is_no_failure(incidents, number):
+    assert incidents(FAULT.format(number)) == []

@@ -137,6 +137,13 @@ XIDS: Final[dict[int, str]] = {
 """Faults of the device that end the processes on it (NVIDIA open-gpu-kernel-modules 595.45.04, names of the Xid numbers)."""
 
 
+PROGRAM_XIDS: Final[dict[int, str]] = {
+    13: "an exception in a kernel",
+    31: "an access to memory that is not mapped (MMU fault)",
+}
+"""Faults of a program on the device (same source): often the second error after one that the log names, so a cause only where it names none."""
+
+
 def retried(server: Server | None) -> Cause:
     """A warning of torch's allocator on a try that failed, with nothing after it that ended a process."""
     served = server is not None and server.state in {"serving", "stopped"}
@@ -150,6 +157,12 @@ def retried(server: Server | None) -> Cause:
     )
 
 
+_EARLIER_BUFFER: Final = Candidate(
+    "communication", "A buffer that could not be made before.", "the lines above the first fault"
+)
+"""After a buffer that could not be made (NVSHMEM, DeepEP) an illegal access is the usual second error."""
+
+
 def _not_memory(symptom: Symptom, numbers: Numbers, server: Server | None) -> Cause | None:
     if symptom.kind == "workspace_overflow":
         text = "A fixed workspace of the attention backend is too small for this batch; the device itself is not short."
@@ -158,9 +171,13 @@ def _not_memory(symptom: Symptom, numbers: Numbers, server: Server | None) -> Ca
             "Raise the backend's workspace (SGLang: SGLANG_FLASHINFER_WORKSPACE_SIZE) or lower the tokens of a batch.",
         )
         return Cause("workspace", 0.9, text, "the line itself", advice=(advice,), device_memory=False)
-    if symptom.kind == "xid" and (number := int(symptom.counts.get("xid", 0))) in XIDS:
+    number = int(symptom.counts.get("xid", 0))
+    if symptom.kind == "xid" and number in XIDS:
         text = f"Not a device out-of-memory: the driver reports Xid {number}, {XIDS[number]}; running out of memory leaves no such line."
         return Cause("not_device_memory", 0.9, text, "the driver's line", device_memory=False)
+    if symptom.kind == "xid" and number in PROGRAM_XIDS:
+        text = f"Not a device out-of-memory: the driver reports Xid {number}, {PROGRAM_XIDS[number]}; running out of memory leaves no such line."
+        return Cause("not_device_memory", 0.7, text, "the driver's line", (_EARLIER_BUFFER,), device_memory=False)
     if symptom.kind == "unreliable":
         text = "Not a device out-of-memory that can be trusted: no PyTorch prints these words" + _reasons(symptom) + "."
         return Cause("unknown", 0.5, text, "the wording", device_memory=None)
@@ -169,11 +186,7 @@ def _not_memory(symptom: Symptom, numbers: Numbers, server: Server | None) -> Ca
         return None
     text = f"Not a device out-of-memory: {why}."
     if symptom.kind == "illegal_access":
-        # After a buffer that could not be made (NVSHMEM, DeepEP) it is the usual second error.
-        earlier = Candidate(
-            "communication", "A buffer that could not be made before.", "the lines above the first fault"
-        )
-        return Cause("not_device_memory", 0.7, text, "the line itself", (earlier,), device_memory=False)
+        return Cause("not_device_memory", 0.7, text, "the line itself", (_EARLIER_BUFFER,), device_memory=False)
     return Cause("not_device_memory", 0.9, text, "the line itself", device_memory=False)
 
 

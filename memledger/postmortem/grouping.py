@@ -91,6 +91,10 @@ class Grouped:
                 found_here = _silent_end(same, report.servers[start] if start is not None else None)
             for root in found_here or _went_on(same):
                 self._add(root, start, went_on=not found_here)
+        if not self.groups:
+            # Nothing else failed: a fault of a program on the device is the answer then.
+            for fault in (s for s in found if s.kind == "xid" and int(s.counts.get("xid", 0)) in causes.PROGRAM_XIDS):
+                self._add(fault, self._starts[id(fault)], went_on=False)
         self.groups = _merged(self.groups, report, found)
         self._beside = self._shared(found)
         self._leave_the_dead(report)
