@@ -59,6 +59,14 @@ _NO_SECRET: Final = r"""(?!\\*["']?(?:None|null|true|false|\*\*\*|\[\]|<redacted
 _WORDS: Final = r"""(?<![\w#-])"""
 
 
+# A line of a private key's body stands alone in a log, without the words around the key: base64 in the lengths that keys are
+# wrapped at (64 by OpenSSL, 70 by OpenSSH, 76 by MIME). Digests are of other letters.
+_KEY_BODY: Final = re.compile(
+    r"(?<![\w+/=-])(?=[a-zA-Z0-9+/]{0,75}[G-Z])(?=[a-zA-Z0-9+/]{0,75}[g-z])(?=[a-zA-Z0-9+/]{0,75}[0-9])"
+    r"(?:[a-zA-Z0-9+/]{64}|[a-zA-Z0-9+/]{70}|[a-zA-Z0-9+/]{76})(?![\w+/=-])"
+)
+
+
 # What our own output may hold beside text: line ends, and colours.
 _OWN: Final = re.compile(r"(\n|\x1b\[[0-9;]{0,20}m)")
 
@@ -107,6 +115,7 @@ def strip_terminal(text: str) -> str:
 
 def mask_secrets(text: str) -> str:
     """`text` with API keys, tokens and passwords replaced by `***`."""
+    text = _KEY_BODY.sub(MASK, text)
     lower = _COUNTS.sub("", text.lower())
     if not any(hint in lower for hint in _HINTS):
         return text

@@ -104,6 +104,26 @@ def test_a_private_key_is_masked_to_its_end() -> None:
     assert "MIIE" not in clean("-----BEGIN RSA PRIVATE KEY-----\nMIIE" + "a" * 100)
 
 
+@pytest.mark.parametrize("length", [64, 70, 76])
+@pytest.mark.parametrize("before", ["", "[rank0]: ", "2026-01-01T00:00:00Z stdout F "])
+def test_the_lines_inside_a_private_key_are_masked_each_by_itself(length, before) -> None:
+    body = ("MIIEvQIBADANBgkqhkiG9w0BAQEFAASC/KcwggSjAgEAAoIBAQC7VJTUt9Us8cKj" * 2)[:length]
+    assert mask_secrets(f"{before}{body}") == f"{before}***"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "x" * 64,
+        "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
+        "/models/Qwen3-Next-80B-A3B-Instruct/snapshots/0123456789abcdef/model.safetensors",
+    ],
+)
+def test_digests_and_paths_are_no_key(text) -> None:
+    assert mask_secrets(text) == text
+
+
 def test_a_secret_that_is_cut_off_by_the_length_is_masked() -> None:
     shown = clean("x" * (SHOWN_LENGTH - 15) + " --api-key " + SECRET * 100)
     assert SECRET[:3] not in shown
