@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -60,11 +61,17 @@ _WORDS: Final = r"""(?<![\w#-])"""
 
 
 # A line of a private key's body stands alone in a log, without the words around the key: base64 in the lengths that keys are
-# wrapped at (64 by OpenSSL, 70 by OpenSSH, 76 by MIME). Digests are of other letters.
+# wrapped at (64 by OpenSSL, 70 by OpenSSH, 76 by MIME). Digests are of other letters, paths of words.
 _KEY_BODY: Final = re.compile(
     r"(?<![\w+/=-])(?=[a-zA-Z0-9+/]{0,75}[G-Z])(?=[a-zA-Z0-9+/]{0,75}[g-z])(?=[a-zA-Z0-9+/]{0,75}[0-9])"
     r"(?:[a-zA-Z0-9+/]{64}|[a-zA-Z0-9+/]{70}|[a-zA-Z0-9+/]{76})(?![\w+/=-])"
 )
+
+_FEWEST_SWITCHES: Final = 12
+"""Between upper and lower case, in a line of a key: random letters have about 25, words next to none."""
+_FEWEST_SWITCHES_OF_A_PATH: Final = 20
+_SLASHES_OF_A_PATH: Final = 5
+"""A line of a key has one slash, as a rule."""
 
 
 # What our own output may hold beside text: line ends, and colours.
@@ -115,13 +122,21 @@ def strip_terminal(text: str) -> str:
 
 def mask_secrets(text: str) -> str:
     """`text` with API keys, tokens and passwords replaced by `***`."""
-    text = _KEY_BODY.sub(MASK, text)
+    text = _KEY_BODY.sub(_masked_key_line, text)
     lower = _COUNTS.sub("", text.lower())
     if not any(hint in lower for hint in _HINTS):
         return text
     for pattern in _secrets():
         text = pattern.sub(_masked, text)
     return text
+
+
+def _masked_key_line(found: re.Match[str]) -> str:
+    letters = [c.isupper() for c in found.group() if c.isalpha()]
+    switches = sum(a != b for a, b in itertools.pairwise(letters))
+    like_a_path = found.group().count("/") >= _SLASHES_OF_A_PATH
+    fewest = _FEWEST_SWITCHES_OF_A_PATH if like_a_path else _FEWEST_SWITCHES
+    return MASK if switches >= fewest else found.group()
 
 
 def _masked(found: re.Match[str]) -> str:

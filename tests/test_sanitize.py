@@ -118,6 +118,8 @@ def test_the_lines_inside_a_private_key_are_masked_each_by_itself(length, before
         "x" * 64,
         "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC",
         "/models/Qwen3-Next-80B-A3B-Instruct/snapshots/0123456789abcdef/model.safetensors",
+        "/hub/org/Name/snapshots/" + "0a" * 20,
+        "/data/models/Meta/Llama33/70B/Instruct/Snapshots/x1/Weights/Part",
     ],
 )
 def test_digests_and_paths_are_no_key(text) -> None:
