@@ -311,6 +311,21 @@ class TestJudge:
             in sweep_view.conclusions(found)
         )
 
+    def test_a_late_clients_time_to_the_first_token_is_an_upper_bound_beside_the_servers_own(self):
+        looks = [
+            look("before", 0, totals=Totals(requests=1, first_tokens=1, first_token_sum_s=1.0)),
+            look("after", 9, totals=Totals(requests=2, first_tokens=2, first_token_sum_s=1.125)),
+        ]
+        late = swept(*a_step(Step(100, 1), [outcome(0.0)], looks, lag=0.2))
+        assert sweep_view.step_row(late.steps[0])[3:5] == ["<0.5", "<0.5"]
+        assert (
+            "100 x 1: TTFT is an upper bound, as memledger itself was up to 200 ms late; the server's own mean is 0.125 s"
+            in sweep_view.remarks(late)
+        )
+        prompt = swept(*a_step(Step(100, 1), [outcome(0.0)], looks))
+        assert sweep_view.step_row(prompt.steps[0])[3:5] == ["0.5", "0.5"]
+        assert not any("upper bound" in remark for remark in sweep_view.remarks(prompt))
+
     def test_a_client_that_was_late_by_less_than_it_measures_tells_it(self):
         one = swept(*a_step(Step(100, 1), [outcome(0.0)], lag=0.2)).steps[0]
         assert one.tpot_s.p50.value == pytest.approx(0.1)

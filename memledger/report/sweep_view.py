@@ -8,6 +8,7 @@ from typing import Final
 from memledger import words as n
 from memledger.sanitize import clean
 from memledger.sweep.figures import Quantile
+from memledger.sweep.judge import MOST_BLUR
 from memledger.sweep.values import GrowthTold, StepResult, Sweep, Trended
 
 UNKNOWN: Final = "-"
@@ -104,12 +105,13 @@ def _under_limits(sweep: Sweep) -> list[str]:
 def step_row(one: StepResult) -> list[str]:
     """One step's figures, in the order of `STEP_HEADS`."""
     ttft, rate = one.ttft_s, one.decode_tokens_per_s
+    bound = "<" if _is_a_bound(one) else ""
     return [
         f"{one.step.context:,}",
         f"{one.step.concurrency:,}",
         f"{one.requests:,}",
-        _s(ttft.p50.value if ttft else None),
-        _s(ttft.p99.value if ttft else None),
+        f"{bound}{_s(ttft.p50.value)}" if ttft else UNKNOWN,
+        f"{bound}{_s(ttft.p99.value)}" if ttft else UNKNOWN,
         _rate(rate.p50.value if rate else None),
         _rate(rate.p99.value if rate else None),
         _rate(one.output_tokens_per_s),
@@ -117,6 +119,19 @@ def step_row(one: StepResult) -> list[str]:
         UNKNOWN if one.usage.kv is None else n.percent(one.usage.kv),
         one.verdict.replace("_", " ") + (" *" if one.soak else ""),
     ]
+
+
+def _is_a_bound(one: StepResult) -> bool:
+    """Whether the client was late by so much that its times to the first token only say that the server's were no longer."""
+    return one.ttft_s is not None and (one.lag_p99_s or 0.0) > one.ttft_s.p50.value * MOST_BLUR
+
+
+def _bounds(sweep: Sweep) -> Iterator[str]:
+    for one in sweep.steps:
+        if _is_a_bound(one):
+            mean = one.counted.ttft_mean_s
+            own = f"; the server's own mean is {_s(mean)} s" if mean is not None else ""
+            yield f"{one.step.name}: TTFT is an upper bound, as memledger itself was up to {(one.lag_p99_s or 0) * 1000:,.0f} ms late{own}"
 
 
 def interval_rows(one: StepResult) -> list[list[str]]:
@@ -222,6 +237,7 @@ def remarks(sweep: Sweep) -> list[str]:
         if one.prompt_tokens
     ]
     found += [f"{one.step.name}: {clean(doubt)}" for one in sweep.steps for doubt in one.doubts]
+    found += _bounds(sweep)
     others = [one for one in sweep.steps if one.counted.others]
     found += [
         f"{one.step.name}: {n.plural(one.counted.others or 0, 'request')} of others came between" for one in others
